@@ -1,0 +1,47 @@
+"""The node's budget: every bound that admission and planning respect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from treadle_shared.errors import ConfigError
+
+_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBudget:
+    """What one node may spend. Bytes unless said otherwise.
+
+    ``weight_bytes`` resident weights; ``kv_bytes`` KV cache of live sessions, reserved whole at admission;
+    ``scratch_bytes_per_session`` what a session costs outside KV, ``scratch_bytes`` the envelope over all
+    active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
+    sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick.
+
+    Raises ConfigError naming the field that is negative, zero where that makes no sense, or not an integer.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    scratch_bytes_per_session: int = 0
+    queue_depth: int = 256
+    queue_tokens: int = 1 << 20
+    max_active: int = 8
+    max_batch_size: int = 256
+    max_prefill_tokens_per_tick: int = 512
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(field.name, f"must be an integer, not {value!r}")
+            if value < (0 if field.name in _MAY_BE_ZERO else 1):
+                raise ConfigError(field.name, f"must be positive, not {value}")
+
+    @property
+    def effective_active_cap(self) -> int:
+        """Sessions that may be active at once: the tighter of the slot cap and the scratch cap."""
+        if self.scratch_bytes_per_session == 0:
+            return self.max_active
+        return min(self.max_active, self.scratch_bytes // self.scratch_bytes_per_session)

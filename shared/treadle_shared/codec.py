@@ -1,0 +1,119 @@
+"""msgpack carries a message, msgspec validates it: bytes in, typed messages out, nothing else.
+
+Decoding has two steps. ``msgpack.unpackb`` builds plain values under the bounds of ``limits`` before it
+allocates anything large; ``msgspec.convert`` checks them against the message types and their field bounds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgpack
+import msgspec
+
+from treadle_shared.calls import FromClient, ToClient
+from treadle_shared.errors import InvalidRequest, MalformedMessage
+from treadle_shared.limits import MAX_DEPTH, MAX_EVENTS, MAX_FRAME_BYTES
+from treadle_shared.ticks import FromWorker, ToWorker
+
+_MAX_ITEMS: Final = 8192  # elements of any list or map; token arrays travel as bytes
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode(message: msgspec.Struct | list[ToClient]) -> bytes:
+    """One message, or the broker's list of messages to a client, as msgpack bytes."""
+    return _encoder.encode(message)
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    """Plain values from bytes, bounded. Raises MalformedMessage."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise MalformedMessage(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    try:
+        value = msgpack.unpackb(
+            data,
+            max_str_len=MAX_FRAME_BYTES,
+            max_bin_len=MAX_FRAME_BYTES,
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_ITEMS,
+            max_ext_len=0,
+            strict_map_key=False,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise MalformedMessage(f"not msgpack: {_reason(error)}") from None
+    _check_depth(value, MAX_DEPTH)
+    return value
+
+
+def decode_from_client(data: bytes | memoryview) -> FromClient:
+    """A client's message. Raises MalformedMessage, or InvalidRequest where a request's value is at fault."""
+    return convert_from_client(unpack(data))
+
+
+def convert_from_client(value: Any) -> FromClient:
+    """The second step of ``decode_from_client``, for a caller that already unpacked."""
+    return _convert(value, FromClient)  # type: ignore[no-any-return]
+
+
+def decode_to_client(data: bytes | memoryview) -> list[ToClient]:
+    """The broker's messages to a client. Raises MalformedMessage."""
+    messages: list[ToClient] = _convert(unpack(data), list[ToClient])
+    if len(messages) > MAX_EVENTS:
+        raise MalformedMessage(f"{len(messages)} messages in one frame, at most {MAX_EVENTS} are allowed")
+    return messages
+
+
+def decode_from_worker(data: bytes | memoryview) -> FromWorker:
+    """A worker's message. Raises MalformedMessage."""
+    return _convert(unpack(data), FromWorker)  # type: ignore[no-any-return]
+
+
+def decode_to_worker(data: bytes | memoryview) -> ToWorker:
+    """The broker's message to its worker. Raises MalformedMessage."""
+    return _convert(unpack(data), ToWorker)  # type: ignore[no-any-return]
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    try:
+        return msgspec.convert(value, wanted, strict=True)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidRequest):
+            raise error.__cause__ from None
+        problem, field = split_path(str(error))
+        raise MalformedMessage(problem, field) from None
+    except (ValueError, RecursionError) as error:  # lone surrogates, absurd nesting
+        raise MalformedMessage(_reason(error)) from None
+
+
+_PATH = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
+
+
+def split_path(text: str) -> tuple[str, str]:
+    """msgspec's sentence as ``(problem, field)``: "Expected `int` - at `$.a[0].b`" gives field ``a[0].b``."""
+    match = _PATH.search(text)
+    if match is None:
+        unknown = re.search(r"unknown field `([^`]*)`", text)
+        return text, unknown.group(1) if unknown else ""
+    problem, path = text[: match.start()], match.group(1).lstrip(".")
+    unknown = re.search(r"unknown field `([^`]*)`", problem)
+    if unknown:
+        path = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
+    return problem, path
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left < 0:
+        raise MalformedMessage(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        for item in value.values():
+            if isinstance(item, dict | list):
+                _check_depth(item, left - 1)
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict | list):
+                _check_depth(item, left - 1)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

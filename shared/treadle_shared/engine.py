@@ -1,0 +1,137 @@
+"""The engine contract: what a scheduler asks of a model, and what it is told in return.
+
+An engine keeps the KV state of many *sequences*, each keyed by ``(session, epoch)``. Behind a worker the
+session is a slot number and the epoch the slot's generation, so an engine never learns who is being served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from treadle_shared.sampling import SamplingParams
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself once its model is loaded. All sizes in bytes, all lengths in tokens.
+
+    ``context_tokens`` is what one sequence can hold; ``max_sequences`` how many there can be.
+    ``scratch_bytes_per_session`` is measured: logits row, sampler, activation buffers.
+    ``min_prefill_rows``: the fewest prompt tokens of one sequence that may run together (2 where a lone row
+    takes other kernels; a prompt of one token is exempt). ``replay_decode``: emitted tokens must be rebuilt
+    one decode row at a time for their bits to repeat; else they are prefilled. ``prefill_tokens_per_s`` and
+    ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better.
+    """
+
+    recipe_fingerprint: str
+    n_vocab: int
+    context_tokens: int
+    max_sequences: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    scratch_bytes_per_session: int = 0
+    min_prefill_rows: int = 1
+    replay_decode: bool = False
+    exact: bool = False
+    tokenizer_fingerprint: str = ""
+    prefill_tokens_per_s: float = 0.0
+    decode_tick_s: float = 0.0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities over the raw logits: the chosen token's, and the likeliest ``(token, logprob)``."""
+
+    chosen: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """A chunk of one sequence's prompt.
+
+    ``tokens`` go to positions ``start .. start+len(tokens)-1``. The first chunk (``start == 0``) carries
+    ``params``; ``sample`` asks for the token after the last row. ``n_emitted`` counts how many tokens at the
+    end of the *whole* prefilled sequence were emitted before (a rebuilt session): the next draw is draw
+    number ``n_emitted`` of its seed.
+    """
+
+    session: int | str
+    epoch: int
+    start: int
+    tokens: Sequence[int]
+    sample: bool
+    n_emitted: int = 0
+    params: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeItem:
+    """One row of one sequence at position ``pos``.
+
+    ``token`` None feeds the sequence's own last sampled token back; a value forces that token (rebuilding a
+    session). ``sample`` False runs the row for its KV alone and yields no token.
+    """
+
+    session: int | str
+    epoch: int
+    pos: int
+    token: int | None = None
+    sample: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one item yielded.
+
+    ``token`` is the sampled token, or None where none was asked for or ``cache_miss`` is set. ``eog`` marks
+    an end-of-generation token. ``cache_miss``: the sequence's KV is gone, nothing was run for it.
+    """
+
+    session: int | str
+    epoch: int
+    token: int | None = None
+    eog: bool = False
+    cache_miss: bool = False
+    logprobs: TokenLogprobs | None = None
+
+
+@runtime_checkable
+class BatchEngine(Protocol):
+    """A model that runs many sequences in one batch.
+
+    One thread at a time may call it. Results come in the order of the items. A sequence's results must not
+    depend on what else is in the batch.
+    """
+
+    @property
+    def recipe_fingerprint(self) -> str:
+        """A stable name for everything that can change a token: model, numerics, build, device."""
+        ...
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the loaded model is and costs."""
+        ...
+
+    def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
+        """Run prompt chunks, at most one for each sequence; a chunk at position 0 opens the sequence.
+
+        Raises DecodeFailed when the batch failed: the KV of every sequence in it is then unknown.
+        """
+        ...
+
+    def decode_batch(self, items: Sequence[DecodeItem]) -> list[StepResult]:
+        """Run one row for each of several sequences as one batch. Raises DecodeFailed as ``prefill``."""
+        ...
+
+    def release(self, session: int | str, epoch: int) -> None:
+        """Forget a sequence and give its KV back; unknown ones are no error."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """Rows of KV held over all sequences, in tokens."""
+        ...

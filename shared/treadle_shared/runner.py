@@ -1,0 +1,212 @@
+"""Runs ticks on an engine, and trusts none of them.
+
+The runner keeps, for every slot, the generation, the next position and whether the sequence has ended, and
+holds each tick against that before the engine sees it. It is the worker's engine thread without the thread,
+and what the in-process scheduler runs on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
+from treadle_shared.errors import DecodeFailed, InvalidTick, MalformedMessage
+from treadle_shared.limits import MAX_DETAIL
+from treadle_shared.ticks import DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
+from treadle_shared.tokens import unpack_tokens
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What the runner knows of one occupied slot. ``ended``: rows for it are skipped until it is released."""
+
+    gen: int
+    pos: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Work:
+    """A checked tick: what the engine runs, what is skipped, which slots get a new generation."""
+
+    decode: list[DecodeItem] = field(default_factory=list)
+    prefill: list[PrefillItem] = field(default_factory=list)
+    skipped: list[tuple[int, int]] = field(default_factory=list)
+    opened: dict[int, _Slot] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+
+class TickRunner:
+    """One engine and its slots. ``run`` is called with one tick at a time, in order.
+
+    After a tick that failed or was invalid, every tick is answered ``not_run`` until one is marked ``resync``.
+    """
+
+    def __init__(self, engine: BatchEngine, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._slots: dict[int, _Slot] = {}
+        self._broken = False
+
+    def run(self, tick: Tick) -> Iterator[TickResult]:
+        """The tick's result parts, each yielded as soon as it is known."""
+        if self._broken and not tick.resync:
+            yield self._refusal(tick, "an earlier tick failed")
+            return
+        self._broken = False
+        try:
+            work = self._checked(tick)
+        except (InvalidTick, MalformedMessage) as error:
+            self._broken = True
+            yield self._refusal(tick, str(error), error_code=-1)
+            return
+        for slot in tick.release:
+            self._release(slot)
+        self._slots.update(work.opened)
+        yield from self._parts(tick, work)
+
+    def reset(self) -> None:
+        """Empty every slot: a new broker knows none of them."""
+        for slot in list(self._slots):
+            self._release(slot)
+        self._broken = False
+
+    def check(self) -> None:
+        """Raise AssertionError where the engine holds rows that no slot accounts for."""
+        rows = sum(slot.pos for slot in self._slots.values())
+        assert self._engine.kv_tokens <= rows, f"engine holds {self._engine.kv_tokens} rows, slots {rows}"
+
+    # ---- running
+
+    def _parts(self, tick: Tick, work: _Work) -> Iterator[TickResult]:
+        if work.decode or work.skipped or not work.prefill:
+            part = self._part(tick, 0, lambda: self._engine.decode_batch(work.decode) if work.decode else [])
+            self._advance(work.decode, part)
+            yield self._closed(part, last=not work.prefill or self._broken, skipped=work.skipped)
+        if work.prefill and not self._broken:
+            part = self._part(tick, 1, lambda: self._engine.prefill(work.prefill))
+            self._advance(work.prefill, part)
+            yield self._closed(part, last=True)
+
+    def _part(self, tick: Tick, part: int, call: Callable[[], list[StepResult]]) -> TickResult:
+        start = self._clock()
+        steps: list[StepResult] = []
+        failure: DecodeFailed | None = None
+        try:
+            steps = call()
+        except DecodeFailed as error:
+            failure, self._broken = error, True
+        total = self._clock() - start
+        engine_s, sample_s = getattr(self._engine, "last_timings", (total, 0.0)) if steps else (0.0, 0.0)
+        return TickResult(
+            broker_id=tick.broker_id,
+            worker_id=tick.worker_id,
+            tick_id=tick.tick_id,
+            part=part,
+            rows=[_row(step) for step in steps],
+            error=str(failure)[:MAX_DETAIL] if failure else "",
+            error_code=failure.code if failure else 0,
+            timings=Timings(engine_s, sample_s, total),
+        )
+
+    def _closed(self, part: TickResult, last: bool, skipped: Sequence[tuple[int, int]] = ()) -> TickResult:
+        return msgspec.structs.replace(part, last=last, skipped=list(skipped), kv_tokens=self._engine.kv_tokens)
+
+    def _advance(self, items: Sequence[DecodeItem | PrefillItem], part: TickResult) -> None:
+        for item, row in zip(items, part.rows, strict=not part.error):
+            slot = self._slots[row.slot]
+            slot.ended = row.eog or row.miss
+            if not row.miss:
+                slot.pos += len(item.tokens) if isinstance(item, PrefillItem) else 1
+
+    def _release(self, slot: int) -> None:
+        held = self._slots.pop(slot, None)
+        if held is not None:
+            self._engine.release(slot, held.gen)
+
+    # ---- checks: nothing below changes a slot
+
+    def _checked(self, tick: Tick) -> _Work:
+        work = _Work()
+        released = set(tick.release)
+        for row in tick.decode:
+            self._claim(row.slot, work.seen)
+            self._add_decode(row, self._held(row.slot, row.gen, released), work)
+        for chunk in tick.prefill:
+            self._claim(chunk.slot, work.seen)
+            self._add_prefill(chunk, released, work)
+        return work
+
+    def _claim(self, slot: int, seen: set[int]) -> None:
+        if slot >= self._engine.facts.max_sequences:
+            raise InvalidTick(f"slot {slot}: the engine has {self._engine.facts.max_sequences}")
+        if slot in seen:
+            raise InvalidTick(f"slot {slot}: more than one row in a tick")
+        seen.add(slot)
+
+    def _held(self, number: int, gen: int, released: set[int]) -> _Slot:
+        slot = None if number in released else self._slots.get(number)
+        if slot is None or slot.gen != gen:
+            raise InvalidTick(f"slot {number}: generation {gen} is not there")
+        return slot
+
+    def _add_decode(self, row: DecodeRow, slot: _Slot, work: _Work) -> None:
+        if slot.ended:
+            work.skipped.append((row.slot, row.gen))
+            return
+        if slot.pos != row.pos or row.pos == 0:
+            raise InvalidTick(f"slot {row.slot}: decode at position {row.pos}, the engine is at {slot.pos}")
+        if row.token >= self._engine.facts.n_vocab:
+            raise InvalidTick(f"slot {row.slot}: token {row.token} is not in the vocabulary")
+        self._check_room(row.slot, row.pos + 1)
+        token = None if row.token < 0 else row.token
+        work.decode.append(DecodeItem(row.slot, row.gen, row.pos, token, row.sample))
+
+    def _add_prefill(self, row: PrefillRow, released: set[int], work: _Work) -> None:
+        tokens = unpack_tokens(row.tokens)
+        if not tokens or min(tokens) < 0 or max(tokens) >= self._engine.facts.n_vocab:
+            raise InvalidTick(f"slot {row.slot}: a prefill of no tokens, or of one outside the vocabulary")
+        self._check_room(row.slot, row.start + len(tokens))
+        if row.start == 0:
+            self._check_free(row, released)
+            work.opened[row.slot] = _Slot(row.gen)
+        else:
+            slot = self._held(row.slot, row.gen, released)
+            if slot.ended:
+                work.skipped.append((row.slot, row.gen))
+                return
+            if slot.pos != row.start:
+                raise InvalidTick(f"slot {row.slot}: prefill at {row.start}, the engine is at {slot.pos}")
+        work.prefill.append(PrefillItem(row.slot, row.gen, row.start, tokens, row.sample, row.n_emitted, row.params))
+
+    def _check_free(self, row: PrefillRow, released: set[int]) -> None:
+        if row.slot in self._slots and row.slot not in released:
+            raise InvalidTick(f"slot {row.slot}: generation {self._slots[row.slot].gen} is still there")
+        if row.params is None:
+            raise InvalidTick(f"slot {row.slot}: the first chunk carries no sampling parameters")
+
+    def _check_room(self, slot: int, tokens: int) -> None:
+        if tokens > self._engine.facts.context_tokens:
+            raise InvalidTick(f"slot {slot}: {tokens} tokens do not fit {self._engine.facts.context_tokens}")
+
+    # ---- answers
+
+    def _refusal(self, tick: Tick, why: str, error_code: int = 0) -> TickResult:
+        return TickResult(
+            broker_id=tick.broker_id,
+            worker_id=tick.worker_id,
+            tick_id=tick.tick_id,
+            not_run=True,
+            error=why[:MAX_DETAIL],
+            error_code=error_code,
+            kv_tokens=self._engine.kv_tokens,
+        )
+
+
+def _row(step: StepResult) -> ResultRow:
+    token = -1 if step.token is None else step.token
+    return ResultRow(int(step.session), step.epoch, token, step.eog, step.cache_miss, step.logprobs)

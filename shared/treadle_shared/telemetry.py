@@ -1,0 +1,55 @@
+"""The scheduler's state in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """One consistent snapshot. Bytes and tokens; ``*_pressure`` is used / budget; rates are per second over
+    the last ten seconds of the scheduler's clock.
+
+    ``submitted_total == queue_depth + active_sessions + done_total + failed_total + cancelled_total +
+    rejected_total`` holds in every snapshot. ``active_sessions`` counts every session that was promoted and
+    has no final result yet; with two ticks in flight one that waits for its last token may already have left
+    its slot to the next. ``kv_bytes`` is what live sessions hold, ``kv_cached_bytes`` what finished ones left
+    for reuse. ``batch_occupancy_avg`` averages over ticks that decoded.
+    """
+
+    active_sessions: int
+    queue_depth: int
+    batch_occupancy_last: int
+    batch_occupancy_avg: float
+    batch_occupancy_max: int
+    kv_bytes: int
+    kv_cached_bytes: int
+    kv_budget_bytes: int
+    kv_pressure: float
+    scratch_bytes: int
+    scratch_budget_bytes: int
+    scratch_pressure: float
+    weight_bytes: int
+    weight_budget_bytes: int
+    ticks_total: int
+    prefill_tokens_total: int
+    decode_tokens_total: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    submitted_total: int
+    done_total: int
+    failed_total: int
+    cancelled_total: int
+    rejected_total: int
+    rejected_by_reason: dict[str, int]
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every submission is accounted for."""
+        settled = self.done_total + self.failed_total + self.cancelled_total + self.rejected_total
+        return self.submitted_total == self.queue_depth + self.active_sessions + settled
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as JSON-safe built-ins."""
+        return dict(msgspec.to_builtins(self))
