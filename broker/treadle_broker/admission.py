@@ -1,0 +1,219 @@
+"""Bounded admission: what is refused, what runs now, what waits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from treadle_broker.counters import Counters
+from treadle_broker.retry import RetryEstimator
+from treadle_broker.roster import Roster
+from treadle_broker.session import Job, Session, SessionKey, State
+from treadle_shared.admission import AdmissionDecision, AdmissionReason
+
+_MAX_REMEMBERED_IDS = 4096  # ids whose last epoch is kept; older ones continue above every forgotten epoch
+
+
+class _Epochs:
+    """The next epoch of each id: above every epoch that the id had before."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._floor = -1
+
+    def next(self, client: str, session_id: str) -> int:
+        name = (client, session_id)
+        epoch = self._last.pop(name, self._floor) + 1
+        self._last[name] = epoch
+        if len(self._last) > _MAX_REMEMBERED_IDS:
+            _, forgotten = self._last.popitem(last=False)
+            self._floor = max(self._floor, forgotten)
+        return epoch
+
+
+class Admission:
+    """Decides on submissions and seats or queues what it accepts."""
+
+    def __init__(self, roster: Roster, counters: Counters, retry: RetryEstimator) -> None:
+        self.draining = False
+        self._roster = roster
+        self._counters = counters
+        self._retry = retry
+        self._epochs = _Epochs()
+        self._ids: dict[tuple[str, str], SessionKey] = {}
+
+    def submit(self, jobs: Sequence[Job], now: float) -> tuple[list[Session], list[AdmissionDecision]]:
+        """All of the jobs or none; the accepted sessions, and one decision for each job."""
+        accepted: list[Session] = []
+        decisions: list[AdmissionDecision] = []
+        for job in jobs:
+            outcome = self._decide(job, now)
+            if isinstance(outcome, AdmissionDecision):
+                self._withdraw(accepted)
+                return [], self._refuse_together(jobs, outcome)
+            accepted.append(outcome)
+            decisions.append(self._accepted(outcome))
+        self._counters.submitted += len(accepted)
+        return accepted, decisions
+
+    def full_refusal(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+        """The refusal that a job of at least so many tokens meets now because of what waits, or None."""
+        if self.draining:
+            return _refusal(session_id, AdmissionReason.REJECTED_DRAINING, message="the node is draining")
+        if not self._roster.anyone_ahead and self._roster.open_seats > 0:
+            return None
+        return self._queue_full(session_id, prompt_tokens, now)
+
+    def current(self, client: str, session_id: str) -> SessionKey | None:
+        """The live session of that exact id."""
+        return self._ids.get((client, session_id))
+
+    def forget(self, session: Session) -> None:
+        """The session ended; its id may be used again at once."""
+        del self._ids[session.key.client, session.key.session_id]
+
+    # ---- one job
+
+    def _decide(self, job: Job, now: float) -> Session | AdmissionDecision:
+        refusal = self._never_fits(job)
+        if refusal is not None:
+            return refusal
+        session = Session(key=SessionKey(job.client, job.session_id, 0), job=job, submitted_at=now)
+        seat = not self._roster.anyone_ahead and self._roster.fits(session)
+        full = None if seat else self._queue_full(job.session_id, job.prompt_tokens, now)
+        if full is not None:
+            return full
+        self._enter(session)
+        if seat:
+            self._roster.promote(session, now)
+        else:
+            self._roster.wait(session)
+        return session
+
+    def _enter(self, session: Session) -> None:
+        client, session_id, _ = session.key
+        session.key = SessionKey(client, session_id, self._epochs.next(client, session_id))
+        self._ids[client, session_id] = session.key
+        self._roster.enter(session)
+
+    def _accepted(self, session: Session) -> AdmissionDecision:
+        queued = session.state is State.QUEUED
+        return AdmissionDecision(
+            reason=AdmissionReason.QUEUED if queued else AdmissionReason.ADMITTED,
+            session_id=session.key.session_id,
+            epoch=session.key.epoch,
+            position=len(self._roster.queue) - 1 if queued else 0,
+        )
+
+    def _never_fits(self, job: Job) -> AdmissionDecision | None:
+        """Refusals that waiting cannot cure (or only the end of the same id's session)."""
+        if self.draining:
+            return _refusal(job.session_id, AdmissionReason.REJECTED_DRAINING, message="the node is draining")
+        if (job.client, job.session_id) in self._ids:
+            return _refusal(
+                job.session_id,
+                AdmissionReason.REJECTED_DUPLICATE,
+                field="session_id",
+                message="a session of this id is still running",
+            )
+        return self._over_context(job) or self._over_kv(job) or self._over_scratch(job)
+
+    def _over_context(self, job: Job) -> AdmissionDecision | None:
+        limit = self._roster.facts.context_tokens
+        if job.need_tokens <= limit:
+            return None
+        return _refusal(
+            job.session_id,
+            AdmissionReason.REJECTED_CONTEXT,
+            budget="context_tokens",
+            needed=job.need_tokens,
+            available=limit,
+            limit=limit,
+            message=f"{job.prompt_tokens} prompt tokens and {job.max_new_tokens} new ones exceed the {limit} "
+            "that one session can hold",
+        )
+
+    def _over_kv(self, job: Job) -> AdmissionDecision | None:
+        needed = job.need_tokens * self._roster.facts.kv_bytes_per_token
+        limit = self._roster.budget.kv_bytes
+        if needed <= limit:
+            return None
+        return _refusal(
+            job.session_id,
+            AdmissionReason.REJECTED_KV_BUDGET,
+            budget="kv_bytes",
+            needed=needed,
+            available=max(0, limit - self._roster.ledger.reserved * self._roster.facts.kv_bytes_per_token),
+            limit=limit,
+            message="the session's KV alone exceeds the KV budget",
+        )
+
+    def _over_scratch(self, job: Job) -> AdmissionDecision | None:
+        budget = self._roster.budget
+        if budget.effective_active_cap > 0:
+            return None
+        return _refusal(
+            job.session_id,
+            AdmissionReason.REJECTED_SCRATCH_BUDGET,
+            budget="scratch_bytes",
+            needed=budget.scratch_bytes_per_session,
+            available=budget.scratch_bytes,
+            limit=budget.scratch_bytes,
+            message="one session's scratch exceeds the scratch envelope",
+        )
+
+    # ---- the queue's bounds
+
+    def _queue_full(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+        budget, queue = self._roster.budget, self._roster.queue
+        for name, needed, used, limit in (
+            ("queue_depth", 1, len(queue), budget.queue_depth),
+            ("queue_tokens", prompt_tokens, queue.tokens, budget.queue_tokens),
+        ):
+            if used + needed > limit:
+                return _refusal(
+                    session_id,
+                    AdmissionReason.REJECTED_QUEUE_FULL,
+                    budget=name,
+                    needed=needed,
+                    available=limit - used,
+                    limit=limit,
+                    retry_after_s=round(self._retry_after(now), 3),
+                    message="every slot is busy and the queue is full",
+                )
+        return None
+
+    def _retry_after(self, now: float) -> float:
+        seated = self._roster.slots.sessions()
+        head = self._roster.queue.head()
+        typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
+        mean_job = sum(typical) / max(len(typical), 1)
+        return self._retry.promise([self._ticks_left(session) for session in seated], mean_job, now)
+
+    def _ticks_left(self, session: Session) -> int:
+        chunk = self._roster.budget.max_prefill_tokens_per_tick
+        prefill = -(-max(session.prefill_left, 0) // chunk)
+        return prefill + session.job.max_new_tokens - session.tokens_planned
+
+    # ---- groups
+
+    def _withdraw(self, accepted: Sequence[Session]) -> None:
+        """Undo the acceptances of a group that another member spoiled; nothing was planned for them yet."""
+        for session in accepted:
+            self._roster.end(session)
+            self.forget(session)
+
+    def _refuse_together(self, jobs: Sequence[Job], culprit: AdmissionDecision) -> list[AdmissionDecision]:
+        decisions = [
+            culprit
+            if job.session_id == culprit.session_id
+            else _refusal(job.session_id, culprit.reason, message=f"submitted together with {culprit.session_id!r}")
+            for job in jobs
+        ]
+        for decision in decisions:
+            self._counters.reject(decision.reason)
+        return decisions
+
+
+def _refusal(session_id: str, reason: AdmissionReason, **explanation: object) -> AdmissionDecision:
+    return AdmissionDecision(reason=reason, session_id=session_id, **explanation)  # type: ignore[arg-type]

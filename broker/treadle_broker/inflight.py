@@ -1,0 +1,72 @@
+"""Ticks that were sent and not yet answered."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from treadle_broker.plan import Plan
+from treadle_broker.planner import Row
+from treadle_broker.session import Session
+
+
+@dataclass(slots=True)
+class Sent:
+    """One sent plan and what its answer is held against.
+
+    ``open_rows`` maps ``(slot, gen)`` to the row and its session until the row is answered. ``kv_rows`` are live
+    rows once the tick has run, ``physical_rows`` those the engine should then hold. ``void``: an earlier tick
+    failed, so the engine refuses this one.
+    """
+
+    plan: Plan
+    sent_at: float
+    kv_rows: int
+    physical_rows: int
+    open_rows: dict[tuple[int, int], Row]
+    void: bool = False
+
+    def unanswered(self) -> list[Session]:
+        """Live sessions with a row that was not answered and still counts."""
+        rows = self.open_rows.items()
+        return [session for (_, gen), (_, session) in rows if session.live and session.gen == gen]
+
+
+class InFlight:
+    """The sent plans, oldest first; at most ``depth`` at a time."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._sent: deque[Sent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def full(self) -> bool:
+        """Whether another tick has to wait."""
+        return len(self._sent) >= self._depth
+
+    @property
+    def oldest(self) -> Sent | None:
+        """The tick whose answer comes next."""
+        return self._sent[0] if self._sent else None
+
+    def push(self, sent: Sent) -> None:
+        """A plan was sent."""
+        assert not self.full
+        self._sent.append(sent)
+
+    def retire(self) -> Sent:
+        """The oldest tick is answered in full."""
+        return self._sent.popleft()
+
+    def after_oldest(self) -> list[Sent]:
+        """The ticks sent after the oldest one."""
+        return list(self._sent)[1:]
+
+    def drop_all(self) -> list[Sent]:
+        """The engine is gone; every tick with it."""
+        dropped = list(self._sent)
+        self._sent.clear()
+        return dropped

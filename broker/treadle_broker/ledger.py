@@ -1,0 +1,46 @@
+"""The logical KV budget: what is reserved for live sessions and what they use of it, in tokens."""
+
+from __future__ import annotations
+
+from treadle_broker.session import Session
+
+
+class Ledger:
+    """Reservations under ``limit`` tokens, made whole when a session is promoted and given back when it leaves."""
+
+    def __init__(self) -> None:
+        self._reserved: dict[Session, int] = {}
+        self._total = 0
+
+    @property
+    def reserved(self) -> int:
+        """Tokens reserved over all sessions."""
+        return self._total
+
+    @property
+    def live_rows(self) -> int:
+        """Rows that sessions with a reservation have planned so far."""
+        return sum(session.rows_planned for session in self._reserved)
+
+    def fits(self, tokens: int, limit: int) -> bool:
+        """Whether another reservation fits."""
+        return self._total + tokens <= limit
+
+    def holds(self, session: Session) -> bool:
+        """Whether the session has its reservation."""
+        return session in self._reserved
+
+    def reserve(self, session: Session) -> None:
+        """Set aside the whole generation's tokens."""
+        assert session not in self._reserved
+        self._reserved[session] = session.job.need_tokens
+        self._total += session.job.need_tokens
+
+    def give_back(self, session: Session) -> None:
+        """End a reservation; none is no error."""
+        self._total -= self._reserved.pop(session, 0)
+
+    def check(self) -> None:
+        """Raise AssertionError where the total is not the sum, or a session uses more than it reserved."""
+        assert self._total == sum(self._reserved.values())
+        assert all(session.rows_planned <= tokens for session, tokens in self._reserved.items())

@@ -1,0 +1,87 @@
+"""What the scheduler decides: plans for the engine and events for the clients."""
+
+from __future__ import annotations
+
+import msgspec
+
+from treadle_broker.session import SessionKey
+from treadle_shared.engine import TokenLogprobs
+from treadle_shared.outcome import DoneReason
+
+
+class PlannedDecode(msgspec.Struct, frozen=True, gc=False):
+    """One decode row. ``forced``: the row's token is the sequence's own at ``pos`` (a rebuilt session)."""
+
+    key: SessionKey
+    slot: int
+    gen: int
+    pos: int
+    forced: bool
+    sample: bool
+
+
+class PlannedPrefill(msgspec.Struct, frozen=True, gc=False):
+    """Rows ``start .. start+n-1`` of a sequence; the last ``n_emitted`` of all its prefilled rows are emitted ones."""
+
+    key: SessionKey
+    slot: int
+    gen: int
+    start: int
+    n: int
+    sample: bool
+    n_emitted: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One tick: slots to empty first, then decode rows in slot order, then prefill chunks."""
+
+    tick_id: int
+    resync: bool
+    release: tuple[int, ...]
+    decode: tuple[PlannedDecode, ...]
+    prefill: tuple[PlannedPrefill, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether the engine computes anything: a plan that only releases is not counted as a tick."""
+        return bool(self.decode or self.prefill)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens of this tick."""
+        return sum(row.n for row in self.prefill)
+
+
+class Promoted(msgspec.Struct, frozen=True):
+    """A session left the queue and holds a slot."""
+
+    key: SessionKey
+    queued_s: float
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """Token number ``index`` of a session's answer."""
+
+    key: SessionKey
+    index: int
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+class Rebuilding(msgspec.Struct, frozen=True):
+    """A session's KV is gone; it is being rebuilt and will go on."""
+
+    key: SessionKey
+    why: str
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A session ended, with ``tokens`` in its answer. Nothing follows."""
+
+    key: SessionKey
+    reason: DoneReason
+    detail: str
+    tokens: int
+
+
+Event = Promoted | Emitted | Rebuilding | Finished

@@ -1,0 +1,61 @@
+"""When a refused client should come back.
+
+A full queue opens one place whenever a session ends. The estimate lays the remaining work out over the active
+slots, in decode ticks, and gives the i-th client that was refused the i-th place that will open: clients told
+the same moment would only refuse each other again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+_MARGIN = 1.25  # told times are this much longer than estimated: an early client is refused again, a late one is not
+_FLOOR_S = 0.05  # below this a client would only poll
+_MAX_PROMISES = 10_000  # places that can be promised at once; beyond it everyone is told the last one
+_SMOOTHING = 0.1  # weight of the newest tick in the running mean
+_DEFAULT_TICK_S = 0.05  # before anything was measured
+
+
+class RetryEstimator:
+    """Measures tick time and hands out places in time."""
+
+    def __init__(self) -> None:
+        self._tick_s: float | None = None
+        self._promises: deque[float] = deque(maxlen=_MAX_PROMISES)
+
+    @property
+    def tick_s(self) -> float:
+        """The running mean of a tick's duration, in seconds."""
+        return self._tick_s if self._tick_s is not None else _DEFAULT_TICK_S
+
+    def seed(self, tick_s: float) -> None:
+        """Take a warm-up's measurement until a tick says better."""
+        if self._tick_s is None and tick_s > 0:
+            self._tick_s = tick_s
+
+    def observe(self, tick_s: float) -> None:
+        """One more tick took ``tick_s`` seconds."""
+        known = self._tick_s
+        self._tick_s = tick_s if known is None else known + _SMOOTHING * (tick_s - known)
+
+    def promise(self, remaining: Sequence[int], mean_job: float, now: float) -> float:
+        """Seconds until the next unpromised place opens.
+
+        ``remaining``: ticks each active session still needs; ``mean_job``: ticks of a typical waiting session.
+        """
+        while self._promises and self._promises[0] <= now:
+            self._promises.popleft()
+        ticks = _opening(sorted(remaining) or [1], mean_job, len(self._promises))
+        wait = max(_FLOOR_S, ticks * self.tick_s * _MARGIN)
+        if self._promises:
+            wait = max(wait, self._promises[-1] - now)
+        if len(self._promises) < _MAX_PROMISES:
+            self._promises.append(now + wait)
+        return wait
+
+
+def _opening(remaining: Sequence[int], mean_job: float, index: int) -> float:
+    """Ticks until the ``index``-th session ends when every freed slot takes on another ``mean_job`` ticks."""
+    rounds, lane = divmod(index, len(remaining))
+    return remaining[lane] + rounds * max(mean_job, 1.0)

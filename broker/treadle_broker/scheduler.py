@@ -1,0 +1,265 @@
+"""The scheduler: admission, continuous batching, recovery. Events in, decisions out.
+
+Pure: no sockets, threads, clocks, logging or token values in here. ``now`` is a parameter, in seconds on any
+clock that does not run backwards; a token is a number passed through from a result to its event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from treadle_broker.admission import Admission
+from treadle_broker.counters import Counters
+from treadle_broker.deadlines import Deadlines
+from treadle_broker.inflight import InFlight, Sent
+from treadle_broker.plan import Event, Finished, Plan, PlannedDecode, PlannedPrefill, Promoted
+from treadle_broker.planner import Planner, Row
+from treadle_broker.retry import RetryEstimator
+from treadle_broker.roster import Roster
+from treadle_broker.session import Job, Session, SessionKey, State
+from treadle_broker.settlement import Settlement
+from treadle_broker.telemetry import snapshot
+from treadle_shared.admission import AdmissionDecision
+from treadle_shared.budget import NodeBudget
+from treadle_shared.engine import EngineFacts
+from treadle_shared.outcome import DoneReason
+from treadle_shared.telemetry import SchedulerTelemetry
+from treadle_shared.ticks import TickResult
+
+
+class Scheduler:
+    """One node's sessions and what runs next.
+
+    ``depth`` is how many ticks may be in flight (1: lockstep). ``recover_misses``: a session whose KV was evicted
+    is rebuilt; otherwise it ends with ``CACHE_MISS``. Nothing is planned before ``worker_ready``.
+    """
+
+    def __init__(self, budget: NodeBudget, facts: EngineFacts, *, depth: int = 2, recover_misses: bool = True) -> None:
+        self._roster = Roster(budget, facts)
+        self._counters = Counters()
+        self._retry = RetryEstimator()
+        self._retry.seed(facts.decode_tick_s)
+        self._admission = Admission(self._roster, self._counters, self._retry)
+        self._planner = Planner(self._roster)
+        self._inflight = InFlight(depth)
+        self._settlement = Settlement(
+            self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses
+        )
+        self._deadlines = Deadlines()
+        self._promoted: list[Event] = []
+        self._ready = False
+        self._resync = False
+        self._next_tick = 0
+        self._last_result_at = 0.0
+        self._kv_drift = 0
+
+    # ---- submissions and ends
+
+    def submit(self, jobs: Sequence[Job], now: float) -> list[AdmissionDecision]:
+        """Decide on jobs submitted together: all are accepted or none; one decision each, in order."""
+        accepted, decisions = self._admission.submit(jobs, now)
+        for session in accepted:
+            self._deadlines.watch(session)
+            if session.state is not State.QUEUED:
+                self._promoted.append(Promoted(session.key, 0.0))
+        self._deadlines.compact(len(self._roster.sessions))
+        return decisions
+
+    def full_refusal(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+        """The refusal that a job of at least ``prompt_tokens`` would meet now (queue full, draining), or None.
+
+        Not counted: pass it to ``refuse``. Cheap, so that a burst is turned away before anything is tokenised.
+        """
+        return self._admission.full_refusal(session_id, prompt_tokens, now)
+
+    def refuse(self, decision: AdmissionDecision) -> AdmissionDecision:
+        """Count a refusal that was decided outside (invalid, quota, unavailable, full)."""
+        assert not decision.accepted
+        self._counters.reject(decision.reason)
+        return decision
+
+    def find(self, client: str, session_id: str) -> SessionKey | None:
+        """The live session of exactly that client and id."""
+        return self._admission.current(client, session_id)
+
+    def drain(self) -> None:
+        """Refuse every further submission; what was accepted runs on."""
+        self._admission.draining = True
+
+    def cancel(
+        self, key: SessionKey, now: float, reason: DoneReason = DoneReason.CANCELLED, detail: str = ""
+    ) -> list[Event]:
+        """End a session in any state; an unknown or ended one is no error and no event."""
+        session = self._roster.sessions.get(key)
+        return [] if session is None else [self._finish(session, reason, detail)]
+
+    def stop(self, key: SessionKey, n_tokens: int, reason: DoneReason, now: float, detail: str = "") -> list[Event]:
+        """The answer is complete after ``n_tokens`` tokens (a stop string); rows in flight are run and dropped."""
+        session = self._roster.sessions.get(key)
+        return [] if session is None else [self._finish(session, reason, detail, n_tokens)]
+
+    def expire(self, now: float) -> list[Event]:
+        """End every session whose queue timeout or deadline has passed."""
+        return [self._finish(session, DoneReason.DEADLINE, bound) for session, bound in self._deadlines.due(now)]
+
+    def next_deadline(self) -> float | None:
+        """When ``expire`` next has something to do."""
+        return self._deadlines.next()
+
+    def positions(self) -> Iterator[tuple[SessionKey, int]]:
+        """Every queued session with the number of sessions ahead of it. Costs the queue's length."""
+        return ((session.key, ahead) for ahead, session in enumerate(self._roster.queue.in_order()))
+
+    def _finish(self, session: Session, reason: DoneReason, detail: str, tokens: int | None = None) -> Finished:
+        self._roster.end(session)
+        self._admission.forget(session)
+        self._counters.end(reason)
+        return Finished(session.key, reason, detail, session.emitted if tokens is None else tokens)
+
+    # ---- ticks
+
+    def plan(self, now: float) -> Plan | None:
+        """The next tick, or None: the engine is not ready, enough ticks are in flight, or nothing is due."""
+        if not self._ready or self._inflight.full:
+            return None
+        while (session := self._roster.next_to_promote()) is not None:
+            self._roster.promote(session, now)
+            self._promoted.append(Promoted(session.key, now - session.submitted_at))
+        release = self._roster.slots.take_releases()
+        decode = self._planner.decodes(self._next_tick)
+        prefill = self._planner.prefills()
+        if not (release or decode or prefill):
+            return None
+        return self._send(release, decode, prefill, now)
+
+    def take_promoted(self) -> list[Event]:
+        """Promotions by ``submit`` and ``plan`` since the last call."""
+        promoted, self._promoted = self._promoted, []
+        return promoted
+
+    def complete(self, result: TickResult, now: float) -> list[Event]:
+        """Take one part of a tick's answer; an answer to anything but the oldest tick in flight is dropped."""
+        sent = self._inflight.oldest
+        if sent is None or sent.plan.tick_id != result.tick_id:
+            self._counters.stale_results += 1
+            return []
+        events: list[Event] = []
+        if not sent.void and result.error:
+            self._resync = True
+            events = list(self._settlement.failed(sent, result))
+        elif not sent.void:
+            events = list(self._settlement.ran(sent, result, now))
+        if result.last:
+            self._retire(result, now)
+        return events
+
+    def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
+        plan = Plan(
+            self._next_tick,
+            self._resync,
+            release,
+            tuple(row for row, _ in decode if isinstance(row, PlannedDecode)),
+            tuple(row for row, _ in prefill if isinstance(row, PlannedPrefill)),
+        )
+        self._next_tick += 1
+        self._resync = False
+        physical = self._roster.slots.physical_rows
+        for _, session in chain(decode, prefill):
+            if session.leaving:  # LENGTH is known now: the next tick may refill the slot
+                self._roster.leave(session)
+        open_rows = {(row.slot, row.gen): (row, session) for row, session in chain(decode, prefill)}
+        self._inflight.push(Sent(plan, now, self._roster.ledger.live_rows, physical, open_rows))
+        return plan
+
+    def _retire(self, result: TickResult, now: float) -> None:
+        sent = self._inflight.retire()
+        if sent.void:
+            return
+        self._kv_drift = result.kv_tokens - sent.physical_rows
+        if sent.plan.runs:
+            self._counters.closed(sent.kv_rows)
+            self._retry.observe(now - max(sent.sent_at, self._last_result_at))
+        self._last_result_at = now
+
+    # ---- the worker
+
+    def worker_ready(self, facts: EngineFacts, now: float, budget: NodeBudget | None = None) -> list[Event]:
+        """An empty engine is there; ``budget`` replaces the one derived before its facts were known.
+
+        Sessions that have emitted tokens of another recipe end, and waiting ones that can no longer fit.
+        """
+        roster = self._roster
+        changed = bool(roster.facts.recipe_fingerprint) and (
+            facts.recipe_fingerprint != roster.facts.recipe_fingerprint
+        )
+        roster.facts = facts
+        roster.budget = budget or roster.budget
+        self._retry.seed(facts.decode_tick_s)
+        roster.slots.forget_engine()
+        self._ready = True
+        events: list[Event] = []
+        for session in list(roster.sessions.values()):
+            if changed and session.emitted:
+                events.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
+            elif not roster.can_ever_fit(session):
+                events.append(self._finish(session, DoneReason.FAILED, "does_not_fit"))
+        return events
+
+    def worker_lost(self, now: float, why: str = "worker lost") -> list[Event]:
+        """The engine is gone, with every tick in flight; sessions that ran are rebuilt on the next one."""
+        self._ready = False
+        self._resync = False
+        dropped = self._inflight.drop_all()
+        in_ticks = dict.fromkeys(session for sent in dropped if not sent.void for session in sent.unanswered())
+        active = [session for session in self._roster.sessions.values() if session.active]
+        bystanders = [session for session in active if session not in in_ticks]
+        events = list(self._settlement.lost(list(in_ticks), why))
+        events += self._settlement.restart(bystanders, why)
+        self._roster.slots.forget_engine()
+        return events
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine is there."""
+        return self._ready
+
+    @property
+    def idle(self) -> bool:
+        """Whether no session is live and no tick is in flight."""
+        return not self._roster.sessions and not len(self._inflight)
+
+    # ---- facts
+
+    @property
+    def kv_drift_rows(self) -> int:
+        """KV rows the engine reported beyond the ledger at the last completed tick; 0 unless one of them is wrong."""
+        return self._kv_drift
+
+    @property
+    def kv_rows_peak(self) -> int:
+        """The most live KV rows at the end of any tick."""
+        return self._counters.kv_rows_peak
+
+    @property
+    def cache_misses(self) -> int:
+        """Rows whose KV had been evicted."""
+        return self._counters.cache_misses
+
+    @property
+    def stale_results(self) -> int:
+        """Answers and rows that matched no tick in flight."""
+        return self._counters.stale_results
+
+    def telemetry(self, now: float) -> SchedulerTelemetry:
+        """One consistent snapshot."""
+        return snapshot(self._roster, self._counters, now)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant is broken. Costs the number of live sessions."""
+        self._roster.check()
+        counters = self._counters
+        assert counters.submitted == len(self._roster.sessions) + counters.settled
+        if self.idle and not self._roster.slots.releases_due:
+            assert self._roster.ledger.reserved == 0
+            assert self._roster.slots.physical_rows == 0

@@ -1,0 +1,145 @@
+"""A session as the scheduler sees it: lengths and progress, never tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from treadle_shared.outcome import DoneReason
+
+
+class SessionKey(NamedTuple):
+    """One session. Ids are scoped to their client; the epoch tells apart uses of the same id."""
+
+    client: str
+    session_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asks for, in lengths. Times are absolute on the scheduler's clock; None is no bound."""
+
+    client: str
+    session_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+    priority: int = 0
+    queue_deadline: float | None = None
+    deadline: float | None = None
+
+    @property
+    def need_tokens(self) -> int:
+        """KV rows the whole generation may come to: prompt and new tokens."""
+        return self.prompt_tokens + self.max_new_tokens
+
+
+class State(Enum):
+    """Where a session stands, by its confirmed results."""
+
+    QUEUED = auto()
+    PREFILLING = auto()
+    DECODING = auto()
+    RECOVERING = auto()
+    DONE = auto()
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.PREFILLING, State.DONE}),
+    State.PREFILLING: frozenset({State.DECODING, State.RECOVERING, State.DONE}),
+    State.DECODING: frozenset({State.RECOVERING, State.DONE}),
+    State.RECOVERING: frozenset({State.RECOVERING, State.DECODING, State.DONE}),
+    State.DONE: frozenset(),
+}
+
+
+class IllegalTransition(RuntimeError):  # noqa: N818  (a bug, never the caller's input)
+    """A session was moved along an edge that TRANSITIONS does not have."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Facts of one session.
+
+    ``rows`` count KV rows, ``tokens`` generated tokens; *planned* ones are in a tick that was sent, *done* and
+    *emitted* ones are confirmed by a result. Between the two lies what a failed tick takes back.
+    ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
+    ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded.
+    """
+
+    key: SessionKey
+    job: Job
+    submitted_at: float
+    state: State = State.QUEUED
+    slot: int | None = None
+    gen: int = -1
+    started_at: float | None = None
+    rows_planned: int = 0
+    rows_done: int = 0
+    tokens_planned: int = 0
+    emitted: int = 0
+    replay: int = 0
+    prefill_rows: int = 0
+    last_decode_tick: int = -1
+    strikes: int = 0
+    lone_deaths: int = 0
+    emitted_at_death: int = -1
+    reason: DoneReason | None = None
+
+    def move(self, state: State) -> None:
+        """Enter ``state``. Raises IllegalTransition."""
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"{self.key}: {self.state.name} to {state.name}")
+        self.state = state
+
+    @property
+    def live(self) -> bool:
+        """Whether it still owes its client a terminal answer."""
+        return self.state is not State.DONE
+
+    @property
+    def active(self) -> bool:
+        """Whether it left the queue and has not ended."""
+        return self.state not in (State.QUEUED, State.DONE)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether every token it may have is planned: its slot is free for the next tick."""
+        return self.tokens_planned >= self.job.max_new_tokens
+
+    @property
+    def prefill_left(self) -> int:
+        """Rows of its sequence that still have to be prefilled."""
+        return self.prefill_rows - self.rows_planned
+
+    @property
+    def wants_decode(self) -> bool:
+        """Whether its next row is a decode row."""
+        return self.rows_planned >= self.prefill_rows and not self.leaving
+
+    @property
+    def replays_next(self) -> bool:
+        """Whether its next decode row puts back a token that was emitted before."""
+        return self.rows_planned < self.job.prompt_tokens + self.replay
+
+    @property
+    def last_replay_next(self) -> bool:
+        """Whether its next decode row is the last one put back: it samples the next new token."""
+        return self.rows_planned == self.job.prompt_tokens + self.replay - 1
+
+    @property
+    def fruitless(self) -> bool:
+        """Whether it has emitted nothing since the engine last died under it (or ever)."""
+        return self.emitted == max(self.emitted_at_death, 0)
+
+    def void_planned(self) -> None:
+        """Take back what was planned and never ran."""
+        self.rows_planned = self.rows_done
+        self.tokens_planned = self.emitted
+
+    def rebuild(self, replay_decode: bool) -> None:
+        """Start the KV anew: prompt first, then the emitted tokens, decoded one by one or prefilled with it."""
+        self.rows_planned = self.rows_done = 0
+        self.tokens_planned = self.replay = self.emitted
+        self.prefill_rows = self.job.prompt_tokens + (0 if replay_decode else self.replay)

@@ -1,0 +1,147 @@
+"""What a tick's answer means: tokens for their sessions, rows for the ledger, or work to take back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from treadle_broker.counters import Counters
+from treadle_broker.inflight import InFlight, Sent
+from treadle_broker.plan import Emitted, Event, Finished, PlannedDecode, PlannedPrefill, Rebuilding
+from treadle_broker.roster import Roster
+from treadle_broker.session import Session, State
+from treadle_shared.outcome import DoneReason
+from treadle_shared.ticks import ResultRow, TickResult
+
+Finish = Callable[[Session, DoneReason, str], Finished]
+
+
+class Settlement:
+    """Holds answers against the plans they answer. ``finish`` ends a session for good."""
+
+    def __init__(
+        self, roster: Roster, inflight: InFlight, counters: Counters, finish: Finish, *, recover_misses: bool
+    ) -> None:
+        self._roster = roster
+        self._inflight = inflight
+        self._counters = counters
+        self._finish = finish
+        self._recover_misses = recover_misses
+
+    def ran(self, sent: Sent, result: TickResult, now: float) -> Iterator[Event]:
+        """A part that was run: every answered row is confirmed, every skipped one taken off the ledger."""
+        decoded = prefilled = 0
+        for slot, gen in result.skipped:
+            self._skipped(sent, slot, gen)
+        for row in result.rows:
+            planned, session = sent.open_rows.pop((row.slot, row.gen), (None, None))
+            if planned is None or session is None:
+                self._counters.stale_results += 1
+                continue
+            if row.miss:
+                self._not_run(sent, planned)
+            elif isinstance(planned, PlannedPrefill):
+                prefilled += planned.n
+            else:
+                decoded += 1
+            if session.live and session.gen == row.gen:
+                yield from self._confirm(session, planned, row)
+        self._counters.ran(decoded, prefilled, now)
+
+    def failed(self, sent: Sent, result: TickResult) -> Iterator[Event]:
+        """A part that failed, or a tick that was refused: its sessions start anew, later ticks are void."""
+        lost = [session for session in sent.unanswered() if _suspected(sent, session, result)]
+        bystanders = [session for session in sent.unanswered() if session not in lost]
+        sent.void = True
+        if result.not_run:
+            self._reissue(sent)
+        for later in self._inflight.after_oldest():
+            self.void(later)
+        for session in bystanders:
+            self._never_opened(session)
+        yield from self.lost(lost, f"tick failed: {result.error}")
+
+    def void(self, sent: Sent) -> None:
+        """A tick the engine will refuse, or never saw: as if it had not been planned."""
+        sent.void = True
+        self._reissue(sent)
+        for session in sent.unanswered():
+            self._roster.take_back(session)
+
+    def lost(self, sessions: list[Session], why: str) -> Iterator[Event]:
+        """A tick with rows of these was lost; those that keep killing the engine end as poison."""
+        poisoned = self._roster.suspects.lost(sessions)
+        for session in poisoned:
+            yield self._finish(session, DoneReason.FAILED, "poison")
+        yield from self.restart(sessions, why)
+
+    def restart(self, sessions: list[Session], why: str) -> Iterator[Event]:
+        """The KV of these is gone; what is still live of them starts anew."""
+        for session in sessions:
+            if session.live:
+                self._roster.rebuild(session)
+                yield Rebuilding(session.key, why)
+
+    # ---- rows
+
+    def _confirm(self, session: Session, planned: PlannedDecode | PlannedPrefill, row: ResultRow) -> Iterator[Event]:
+        if row.miss:
+            yield self._missed(session)
+            return
+        session.rows_done += planned.n if isinstance(planned, PlannedPrefill) else 1
+        if not planned.sample:
+            return
+        if row.eog:
+            yield self._finish(session, DoneReason.STOP, "eog")
+            return
+        if session.state is not State.DECODING:
+            session.move(State.DECODING)
+        session.emitted += 1
+        self._roster.suspects.clear(session)
+        yield Emitted(session.key, session.emitted - 1, row.token, row.logprobs)
+        if session.emitted == session.job.max_new_tokens:
+            yield self._finish(session, DoneReason.LENGTH, "")
+
+    def _missed(self, session: Session) -> Event:
+        self._counters.cache_misses += 1
+        if not self._recover_misses:
+            return self._finish(session, DoneReason.CACHE_MISS, "the KV was evicted")
+        self._roster.rebuild(session)
+        return Rebuilding(session.key, "cache_miss")
+
+    def _skipped(self, sent: Sent, slot: int, gen: int) -> None:
+        planned, _ = sent.open_rows.pop((slot, gen), (None, None))
+        if planned is None:
+            self._counters.stale_results += 1
+        else:
+            self._not_run(sent, planned)
+
+    def _not_run(self, sent: Sent, planned: PlannedDecode | PlannedPrefill) -> None:
+        """The engine holds fewer rows than were expected, until the slot's release has been planned."""
+        rows = planned.n if isinstance(planned, PlannedPrefill) else 1
+        sent.physical_rows -= rows
+        for later in self._inflight.after_oldest():
+            if planned.slot in later.plan.release:
+                return
+            later.physical_rows -= rows
+        self._roster.slots.add_rows(planned.slot, -rows)
+
+    # ---- failures
+
+    def _never_opened(self, session: Session) -> None:
+        """Its prefill was not run, but a first chunk's slot is already taken in the engine."""
+        fresh = session.rows_done == 0
+        self._roster.take_back(session)
+        if fresh and session.slot is not None:
+            self._roster.slots.renew(session)
+            self._roster.slots.mark_dirty(session.slot)
+
+    def _reissue(self, sent: Sent) -> None:
+        for slot in sent.plan.release:
+            self._roster.slots.mark_dirty(slot)
+
+
+def _suspected(sent: Sent, session: Session, result: TickResult) -> bool:
+    """Whether the failed batch held the session: prefill rows are not run after a failed decode part."""
+    if result.not_run or result.part == 1:
+        return True
+    return any(isinstance(row, PlannedDecode) and held is session for row, held in sent.open_rows.values())
