@@ -232,6 +232,15 @@ class Scheduler:
     # ---- facts
 
     @property
+    def facts(self) -> EngineFacts:
+        """What is known of the engine."""
+        return self._roster.facts
+
+    def sessions(self) -> list[Session]:
+        """Every live session, to be read only."""
+        return list(self._roster.sessions.values())
+
+    @property
     def kv_drift_rows(self) -> int:
         """KV rows the engine reported beyond the ledger at the last completed tick; 0 unless one of them is wrong."""
         return self._kv_drift

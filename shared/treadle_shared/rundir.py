@@ -72,6 +72,11 @@ class RuntimeDir:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise RuntimeDirError(f"{self.path}: is not writable")
 
+    @property
+    def open_to_group(self) -> bool:
+        """Whether members of the directory's group may use the node."""
+        return bool(self.path.stat().st_mode & 0o070)
+
     def is_live(self) -> bool:
         """Whether a broker holds this directory now."""
         try:

@@ -135,6 +135,12 @@ class WorkerRefused(msgspec.Struct, frozen=True, tag="worker_refused", kw_only=T
     message: Detail = ""
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe", kw_only=True, forbid_unknown_fields=True):
+    """The broker looks whether the worker's connection still stands; the worker ignores it."""
+
+    broker_id: Name
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", kw_only=True, forbid_unknown_fields=True):
     """Sent by the worker's I/O thread every ``heartbeat_s``, also while the model loads.
 
@@ -157,5 +163,5 @@ class WorkerBye(msgspec.Struct, frozen=True, tag="worker_bye", kw_only=True, for
     reason: Detail = ""
 
 
-ToWorker = Tick | WorkerWelcome | WorkerRefused
+ToWorker = Tick | WorkerWelcome | WorkerRefused | Probe
 FromWorker = TickResult | WorkerHello | Heartbeat | WorkerBye

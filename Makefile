@@ -1,0 +1,56 @@
+# Two commands do all the set-up: `make run` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+OUT ?= build/units
+
+.PHONY: run test test-unit lint units bench-cost clean
+
+run: $(VENV)/.run-ready ## start a node and stream eight chats at once
+	@$(BIN)/treadle demo
+
+test: $(VENV)/.test-ready lint ## everything: lint, types, unit, property and integration tests
+	$(BIN)/pytest
+
+test-unit: $(VENV)/.unit-ready ## what needs neither a model nor llama-cpp-python
+	$(BIN)/pytest tests/unit tests/property
+
+lint: $(VENV)/.unit-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+units: $(VENV)/.unit-ready ## systemd units for an installation: make units BIN=/opt/treadle/bin [OUT=dir]
+	$(VENV)/bin/python systemd/render.py --bin "$(BIN)" --out "$(OUT)"
+
+bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost a tick
+	$(BIN)/python benchmarks/scheduler_cost.py
+	$(BIN)/python benchmarks/tick_roundtrip.py
+	$(BIN)/python benchmarks/worker_overhead.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Treadle needs Python 3.11 or newer; set PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.unit-ready: $(VENV)/.created pyproject.toml
+	$(PIP) install --quiet -e '.[dev]'
+	@touch $@
+
+$(VENV)/.run-ready: $(VENV)/.created pyproject.toml
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "a C++ compiler is needed to build llama.cpp; on Debian: apt-get install build-essential cmake" >&2; exit 1; }
+	@echo "Installing. The first time, llama.cpp is compiled: about five minutes on two cores."
+	$(PIP) install -e '.[node,demo]'
+	@touch $@
+
+$(VENV)/.test-ready: $(VENV)/.unit-ready
+	@echo "Installing. The first time, llama.cpp is compiled: about five minutes on two cores."
+	$(PIP) install --quiet -e '.[node,demo,dev]'
+	@touch $@

@@ -1,0 +1,148 @@
+"""From a client's request to a job: tokens, bounds and parameters."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from dataclasses import dataclass
+
+import msgspec
+
+from treadle_broker.session import Job
+from treadle_broker.text import ChatTemplate, Tokenizer
+from treadle_shared.admission import AdmissionDecision, AdmissionReason
+from treadle_shared.calls import Request
+from treadle_shared.config import NodeConfig
+from treadle_shared.errors import InvalidRequest, MalformedMessage
+from treadle_shared.sampling import SEED_LIMIT, SamplingParams
+from treadle_shared.tokens import unpack_tokens
+
+INLINE_TEXT_BYTES = 16 << 10  # longer texts are tokenised beside the loop: a millisecond here is everyone's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that can be submitted: its prompt's token ids, its bounds, its sampler with a seed."""
+
+    request: Request
+    session_id: str
+    secret: bytes
+    prompt: array[int]
+    max_tokens: int
+    params: SamplingParams
+
+    def job(self, client: str, now: float) -> Job:
+        """What the scheduler needs to know."""
+        request = self.request
+        return Job(
+            client=client,
+            session_id=self.session_id,
+            prompt_tokens=len(self.prompt),
+            max_new_tokens=self.max_tokens,
+            priority=request.priority,
+            queue_deadline=None if request.queue_timeout_s is None else now + request.queue_timeout_s,
+            deadline=None if request.deadline_s is None else now + request.deadline_s,
+        )
+
+
+class Intake:
+    """Tokenises prompts and fills in what a request leaves open.
+
+    ``prepare`` may run beside the loop: it touches nothing but the tokenizer and the template.
+    """
+
+    def __init__(self, config: NodeConfig, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def text_bytes(self, request: Request) -> int:
+        """Bytes of text that would have to be tokenised (at least: characters, where that is cheaper to tell)."""
+        texts = [message.content for message in request.messages or ()]
+        return sum(map(len, texts)) + len(request.prompt or "")
+
+    def too_long(self, request: Request, context_tokens: int) -> AdmissionDecision | None:
+        """The refusal of a text that cannot fit whatever its tokens are, found without tokenising it."""
+        least = -(-self.text_bytes(request) // self._tokenizer.max_piece_bytes)
+        if least <= context_tokens:
+            return None
+        return AdmissionDecision(
+            reason=AdmissionReason.REJECTED_CONTEXT,
+            session_id=request.session_id,
+            budget="context_tokens",
+            needed=least,
+            available=context_tokens,
+            limit=context_tokens,
+            field="messages" if request.messages else "prompt",
+            message=f"the text has at least {least} tokens, a session holds {context_tokens}",
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """Raises InvalidRequest naming the field."""
+        prompt = self._prompt(request)
+        self._check_bias(request.params)
+        return Prepared(
+            request=request,
+            session_id=request.session_id or secrets.token_hex(8),
+            secret=request.key or secrets.token_bytes(16),
+            prompt=prompt,
+            max_tokens=request.max_tokens or self._default_max_tokens(len(prompt)),
+            params=_seeded(request.params),
+        )
+
+    def tokenize(self, text: str) -> array[int]:
+        """Token ids as a prompt of this text would have."""
+        return self._tokenizer.encode(text, "text")
+
+    def _prompt(self, request: Request) -> array[int]:
+        given = [name for name in ("prompt", "tokens", "messages") if getattr(request, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest("prompt", "exactly one of prompt, tokens and messages must be given")
+        if request.messages is not None:
+            return self._template.encode_chat(request.messages)
+        if request.tokens is not None:
+            return self._token_ids(request.tokens)
+        assert request.prompt is not None
+        if not request.prompt:
+            raise InvalidRequest("prompt", "must not be empty")
+        return self._tokenizer.encode(request.prompt, "prompt")
+
+    def _token_ids(self, data: bytes) -> array[int]:
+        try:
+            tokens = unpack_tokens(data)
+        except MalformedMessage as error:
+            raise InvalidRequest("tokens", error.problem) from None
+        if not tokens:
+            raise InvalidRequest("tokens", "must hold at least one token")
+        n_vocab = self._tokenizer.n_vocab
+        for index, token in enumerate(tokens):
+            if not 0 <= token < n_vocab:
+                raise InvalidRequest(f"tokens[{index}]", f"{token} is not a token id: the vocabulary has {n_vocab}")
+        return tokens
+
+    def _check_bias(self, params: SamplingParams) -> None:
+        for token in params.logit_bias:
+            if token >= self._tokenizer.n_vocab:
+                raise InvalidRequest(
+                    f"logit_bias[{token}]", f"is not a token id: the vocabulary has {self._tokenizer.n_vocab}"
+                )
+
+    def _default_max_tokens(self, prompt_tokens: int) -> int:
+        room = self._config.session_tokens - prompt_tokens
+        return max(1, min(self._config.effective_max_tokens, room))
+
+
+def _seeded(params: SamplingParams) -> SamplingParams:
+    if params.seed is not None:
+        return params
+    return msgspec.structs.replace(params, seed=secrets.randbelow(SEED_LIMIT - 1))
+
+
+def invalid(session_id: str, error: InvalidRequest) -> AdmissionDecision:
+    """The refusal that a bad field of a request comes to."""
+    return AdmissionDecision(
+        reason=AdmissionReason.REJECTED_INVALID,
+        session_id=session_id,
+        field=error.field[:128],
+        message=error.problem[:512],
+    )

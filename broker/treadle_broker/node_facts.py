@@ -1,0 +1,46 @@
+"""What the node knows of its model before and after the worker says it, and the budget that follows."""
+
+from __future__ import annotations
+
+from treadle_broker.text import Tokenizer
+from treadle_shared.budget import NodeBudget
+from treadle_shared.config import NodeConfig
+from treadle_shared.engine import EngineFacts
+
+_UNBOUNDED = 1 << 52  # stands for "no budget was set" where a real figure is not known yet
+
+
+def expected_facts(config: NodeConfig, tokenizer: Tokenizer) -> EngineFacts:
+    """What the worker will probably say, so that sessions can be admitted while its model loads.
+
+    The recipe is empty: nothing has been computed with one yet.
+    """
+    return EngineFacts(
+        recipe_fingerprint="",
+        n_vocab=tokenizer.n_vocab,
+        context_tokens=config.session_tokens,
+        max_sequences=config.max_sessions,
+        kv_bytes_per_token=max(1, tokenizer.kv_bytes_per_token(config.kv_type)),
+        weight_bytes=0,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+    )
+
+
+def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
+    """The budget that the configuration and the engine's facts come to.
+
+    Where no figure was set, KV is ``max_sessions`` whole contexts, scratch ``max_sessions`` times what one
+    session was measured to cost, and weights what is loaded.
+    """
+    scratch_each = facts.scratch_bytes_per_session
+    return NodeBudget(
+        weight_bytes=config.weight_bytes or max(1, facts.weight_bytes),
+        kv_bytes=config.kv_bytes or config.max_sessions * facts.context_tokens * facts.kv_bytes_per_token,
+        scratch_bytes=config.scratch_bytes or config.max_sessions * scratch_each or _UNBOUNDED,
+        scratch_bytes_per_session=scratch_each,
+        queue_depth=config.queue_depth,
+        queue_tokens=config.queue_tokens,
+        max_active=config.max_sessions,
+        max_batch_size=config.max_batch_size,
+        max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
+    )

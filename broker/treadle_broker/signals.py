@@ -1,0 +1,41 @@
+"""Signals as something to poll: a handler only counts, the loop decides."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Counts SIGTERM and SIGINT while it is installed; ``fileno`` becomes readable with each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._received) for number in _STOPPING}
+
+    def fileno(self) -> int:
+        """A descriptor to poll for readability."""
+        return self._reader
+
+    def drain(self) -> None:
+        """Empty the descriptor."""
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Restore what was installed before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1

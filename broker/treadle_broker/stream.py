@@ -1,0 +1,155 @@
+"""One session's answer as a log: tokens and the text each completed, read by a cursor."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from treadle_broker.plan import Emitted, Finished
+from treadle_broker.session import SessionKey
+from treadle_broker.text import AnswerText, Tokenizer
+from treadle_shared.admission import AdmissionDecision
+from treadle_shared.calls import Decision, Delta, Done, Logprob, Request, SessionTimings, Usage
+from treadle_shared.outcome import DoneReason
+from treadle_shared.sampling import SamplingParams
+from treadle_shared.tokens import pack_tokens
+
+MAX_DELTA_TOKENS = 1024  # tokens in one message: a reader far behind gets its backlog in pieces
+
+
+class Stream:
+    """Everything a session said so far. ``sequence`` is the prompt, then every emitted token.
+
+    ``parts[i]`` is the text that token ``i`` completed; after the end one more part may hold what was held back.
+    ``sent`` is the cursor: how many parts the subscriber has.
+    """
+
+    def __init__(
+        self,
+        key: SessionKey,
+        secret: bytes,
+        prompt: array[int],
+        params: SamplingParams,
+        max_tokens: int,
+        text: AnswerText,
+        now: float,
+    ) -> None:
+        self.key = key
+        self.secret = secret
+        self.params = params
+        self.sequence = array("i", prompt)
+        self.prompt_tokens = len(prompt)
+        self.max_tokens = max_tokens
+        self.admission: AdmissionDecision | None = None
+        self.reader: bytes | None = None
+        self.sent = 0
+        self.done: Done | None = None
+        self.done_sent = False
+        self.ended_at: float | None = None
+        self._text = text
+        self._parts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._submitted_at = now
+        self._queued_s: float | None = None
+        self._first_token_at: float | None = None
+
+    # ---- writing
+
+    def start(self, queued_s: float) -> None:
+        """The session left the queue after so many seconds."""
+        self._queued_s = queued_s
+
+    def append(self, event: Emitted, now: float) -> bool:
+        """One more token; True where it completes a stop string, which ends the answer."""
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self.sequence.append(event.token)
+        text, stopped = self._text.feed(event.token)
+        self._parts.append(text)
+        if event.logprobs is not None:
+            self._logprobs.append(Logprob(event.token, event.logprobs.chosen, event.logprobs.top))
+        return stopped
+
+    def finish(self, event: Finished, exact: bool, now: float) -> Done:
+        """The terminal message; what was held back for a stop string that did not come is text after all."""
+        tail = "" if self._text.stop else self._text.finish()
+        if tail:
+            self._parts.append(tail)
+        self.ended_at = now
+        self.done = Done(
+            session_id=self.key.session_id,
+            epoch=self.key.epoch,
+            reason=event.reason,
+            detail=event.detail,
+            stop=self._text.stop,
+            usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.emitted),
+            timings=self._timings(now),
+            exact=exact and event.reason in (DoneReason.STOP, DoneReason.LENGTH),
+        )
+        return self.done
+
+    # ---- reading
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.sequence) - self.prompt_tokens
+
+    @property
+    def unread(self) -> int:
+        """Parts that the subscriber has not been sent."""
+        return len(self._parts) - self.sent
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the subscriber lacks something."""
+        return self.unread > 0 or (self.done is not None and not self.done_sent)
+
+    def next_delta(self) -> tuple[Delta, int]:
+        """What comes after the cursor, bounded, and where the cursor stands once it was sent."""
+        end = min(len(self._parts), self.sent + MAX_DELTA_TOKENS)
+        first = self.prompt_tokens + self.sent
+        delta = Delta(
+            session_id=self.key.session_id,
+            epoch=self.key.epoch,
+            index=min(self.sent, self.emitted),
+            tokens=pack_tokens(self.sequence[first : self.prompt_tokens + end]),
+            text="".join(self._parts[self.sent : end]),
+            logprobs=self._logprobs[self.sent : end],
+        )
+        return delta, end
+
+    def decision(self) -> Decision:
+        """The acceptance, as it was told at first."""
+        assert self.admission is not None
+        return Decision(
+            admission=self.admission,
+            seed=self.params.seed or 0,
+            key=self.secret,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+        )
+
+    def _timings(self, now: float) -> SessionTimings:
+        total = now - self._submitted_at
+        first = self._first_token_at
+        return SessionTimings(
+            queued_s=total if self._queued_s is None else self._queued_s,
+            ttft_s=None if first is None else first - self._submitted_at,
+            total_s=total,
+        )
+
+
+def open_stream(
+    key: SessionKey,
+    secret: bytes,
+    prompt: array[int],
+    request: Request,
+    params: SamplingParams,
+    max_tokens: int,
+    tokenizer: Tokenizer,
+    now: float,
+) -> Stream:
+    """A new session's empty log."""
+    stops: Sequence[str] = request.stop
+    return Stream(key, secret, prompt, params, max_tokens, AnswerText(tokenizer, stops), now)

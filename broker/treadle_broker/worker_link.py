@@ -1,0 +1,187 @@
+"""The broker's end of the worker's socket: who the worker is, whether it lives, what it is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from treadle_shared.codec import decode_from_worker, encode
+from treadle_shared.errors import MalformedMessage
+from treadle_shared.limits import MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.rundir import RuntimeDir
+from treadle_shared.ticks import (
+    FromWorker,
+    Heartbeat,
+    Probe,
+    Tick,
+    ToWorker,
+    WorkerBye,
+    WorkerHello,
+    WorkerRefused,
+    WorkerWelcome,
+)
+
+_BURST = 64  # frames read in one turn of the loop: a flood cannot hold it
+
+
+@dataclass(slots=True)
+class Peer:
+    """The worker that was welcomed last, or whose heartbeats are heard while it loads."""
+
+    identity: bytes
+    worker_id: str
+    pid: int
+    heard_at: float
+    phase: str = "loading"
+    load: float = 0.0
+    tick_age_s: float = 0.0
+    hello: WorkerHello | None = None
+
+
+class WorkerLink:
+    """One worker at most. What it says comes out of ``receive``; ``lost_since`` tells when it fell silent."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], directory: RuntimeDir, broker_id: str, silence_s: float
+    ) -> None:
+        self.broker_id = broker_id
+        self.malformed = 0
+        self.strangers = 0
+        self._silence_s = silence_s
+        self._peer: Peer | None = None
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.set(zmq.HEARTBEAT_IVL, 1000)
+        self._socket.set(zmq.HEARTBEAT_TIMEOUT, max(1000, int(1000 * silence_s)))
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(directory.worker)
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Sockets to poll for ``receive`` and ``disconnected``."""
+        return [self._socket, self._monitor]
+
+    @property
+    def peer(self) -> Peer | None:
+        """The worker, loading or welcomed."""
+        return self._peer
+
+    @property
+    def welcomed(self) -> Peer | None:
+        """The worker that takes ticks."""
+        return self._peer if self._peer is not None and self._peer.hello is not None else None
+
+    def receive(self, now: float) -> list[FromWorker]:
+        """What the worker said; messages of strangers are answered and dropped."""
+        messages = []
+        for _ in range(_BURST):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self._decode(frames)
+            if message is not None and self._accepts(frames[0], message, now):
+                messages.append(message)
+        return messages
+
+    def welcome(self, hello: WorkerHello) -> bool:
+        """Take the worker that said hello; False where it has gone meanwhile."""
+        assert self._peer is not None
+        self._peer.hello = hello
+        self._peer.phase = "ready"
+        return self._send(
+            self._peer.identity,
+            WorkerWelcome(
+                major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, broker_id=self.broker_id, worker_id=hello.worker_id
+            ),
+        )
+
+    def refuse(self, reason: str, message: str) -> None:
+        """Turn the worker that said hello away."""
+        assert self._peer is not None
+        self._send(self._peer.identity, WorkerRefused(reason=reason, message=message))
+        self._peer = None
+
+    def send(self, tick: Tick) -> bool:
+        """Send a tick; False where the worker cannot be reached."""
+        return self._peer is not None and self._send(self._peer.identity, tick)
+
+    def forget(self) -> None:
+        """The worker is lost: its next word makes it a stranger."""
+        self._peer = None
+
+    def silent(self, now: float) -> bool:
+        """Whether nothing was heard of the worker for too long."""
+        return self._peer is not None and now - self._peer.heard_at > self._silence_s
+
+    def disconnected(self) -> bool:
+        """Whether some connection to this socket ended, and the worker's is gone."""
+        ended = False
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            ended = True
+        if not ended or self._peer is None:
+            return False
+        return not self._send(self._peer.identity, Probe(broker_id=self.broker_id))
+
+    def close(self) -> None:
+        """Close the socket and its monitor."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+
+    def _decode(self, frames: list[bytes]) -> FromWorker | None:
+        if len(frames) != 2:
+            self.malformed += 1
+            return None
+        try:
+            return decode_from_worker(frames[1])
+        except MalformedMessage:
+            self.malformed += 1
+            return None
+
+    def _accepts(self, identity: bytes, message: FromWorker, now: float) -> bool:
+        """Whether the message comes from the worker, or from one that may become it."""
+        peer = self._peer
+        if peer is not None and peer.identity == identity:
+            peer.heard_at = now
+            if isinstance(message, Heartbeat):
+                peer.tick_age_s = message.tick_age_s
+            if isinstance(message, Heartbeat) and peer.hello is None:
+                peer.phase, peer.load = message.phase, message.load
+            return not (isinstance(message, WorkerHello) and peer.hello is not None)
+        return self._accepts_stranger(identity, message, now)
+
+    def _accepts_stranger(self, identity: bytes, message: FromWorker, now: float) -> bool:
+        if isinstance(message, WorkerBye):
+            return False
+        if self._rivals(message):
+            self._send(identity, WorkerRefused(reason="busy", message="another worker serves this node"))
+            return False
+        if isinstance(message, WorkerHello):
+            self._peer = Peer(identity, message.worker_id, message.pid, now)
+            return True
+        if isinstance(message, Heartbeat) and message.phase != "ready":
+            self._peer = Peer(identity, message.worker_id, message.pid, now, message.phase, message.load)
+            return True
+        self.strangers += 1
+        self._send(identity, WorkerRefused(reason="unknown", message="say hello first"))
+        return False
+
+    def _rivals(self, message: FromWorker) -> bool:
+        """Whether a welcomed worker lives and the stranger is not the same one on a new connection."""
+        welcomed = self.welcomed
+        return welcomed is not None and getattr(message, "worker_id", "") != welcomed.worker_id
+
+    def _send(self, identity: bytes, message: ToWorker) -> bool:
+        try:
+            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
