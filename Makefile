@@ -2,33 +2,33 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+VENV_BIN := $(VENV)/bin
+PIP := $(VENV_BIN)/python -m pip --disable-pip-version-check
 OUT ?= build/units
 
 .PHONY: run test test-unit lint units bench-cost clean
 
 run: $(VENV)/.run-ready ## start a node and stream eight chats at once
-	@$(BIN)/treadle demo
+	@$(VENV_BIN)/treadle demo
 
 test: $(VENV)/.test-ready lint ## everything: lint, types, unit, property and integration tests
-	$(BIN)/pytest
+	$(VENV_BIN)/pytest
 
 test-unit: $(VENV)/.unit-ready ## what needs neither a model nor llama-cpp-python
-	$(BIN)/pytest tests/unit tests/property
+	$(VENV_BIN)/pytest tests/unit tests/property
 
 lint: $(VENV)/.unit-ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(VENV_BIN)/ruff check .
+	$(VENV_BIN)/ruff format --check .
+	$(VENV_BIN)/mypy
 
 units: $(VENV)/.unit-ready ## systemd units for an installation: make units BIN=/opt/treadle/bin [OUT=dir]
-	$(VENV)/bin/python systemd/render.py --bin "$(BIN)" --out "$(OUT)"
+	$(VENV_BIN)/python systemd/render.py --bin "$(BIN)" --out "$(OUT)"
 
 bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost a tick
-	$(BIN)/python benchmarks/scheduler_cost.py
-	$(BIN)/python benchmarks/tick_roundtrip.py
-	$(BIN)/python benchmarks/worker_overhead.py
+	$(VENV_BIN)/python benchmarks/scheduler_cost.py
+	$(VENV_BIN)/python benchmarks/tick_roundtrip.py
+	$(VENV_BIN)/python benchmarks/worker_overhead.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
