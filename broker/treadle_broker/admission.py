@@ -102,7 +102,7 @@ class Admission:
             reason=AdmissionReason.QUEUED if queued else AdmissionReason.ADMITTED,
             session_id=session.key.session_id,
             epoch=session.key.epoch,
-            position=len(self._roster.queue) - 1 if queued else 0,
+            position=self._roster.queue.ahead(session) if queued else 0,
         )
 
     def _never_fits(self, job: Job) -> AdmissionDecision | None:
@@ -176,7 +176,7 @@ class Admission:
                     AdmissionReason.REJECTED_QUEUE_FULL,
                     budget=name,
                     needed=needed,
-                    available=limit - used,
+                    available=max(0, limit - used),
                     limit=limit,
                     retry_after_s=round(self._retry_after(now), 3),
                     message="every slot is busy and the queue is full",

@@ -13,12 +13,14 @@ class _Level:
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[SessionKey, Session]] = OrderedDict()
+        self._length = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._clients)
+    def __len__(self) -> int:
+        return self._length
 
     def push(self, session: Session) -> None:
         self._clients.setdefault(session.key.client, OrderedDict())[session.key] = session
+        self._length += 1
 
     def head(self) -> Session:
         return next(iter(next(iter(self._clients.values())).values()))
@@ -27,10 +29,22 @@ class _Level:
         client = session.key.client
         line = self._clients[client]
         del line[session.key]
+        self._length -= 1
         if not line:
             del self._clients[client]
         elif served:
             self._clients.move_to_end(client)
+
+    def ahead_of_last(self, client: str) -> int:
+        """How many are served before the last one in a client's line, if nobody comes or goes."""
+        rounds = len(self._clients[client]) - 1
+        ahead = 0
+        this_round = 1  # clients whose turn comes before this one's are served once more
+        for name, line in self._clients.items():
+            if name == client:
+                this_round = 0
+            ahead += min(len(line), rounds + this_round)
+        return ahead
 
     def in_order(self) -> Iterator[Session]:
         """The order in which the sessions would be served if nobody came or went."""
@@ -45,7 +59,7 @@ class _Level:
 
 
 class FairQueue:
-    """Waiting sessions. Every operation but ``in_order`` costs the same whatever its length."""
+    """Waiting sessions. ``in_order`` costs their number, ``ahead`` the number of their clients, all else a constant."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
@@ -79,6 +93,12 @@ class FairQueue:
             del self._levels[priority]
         self._length -= 1
         self._tokens -= session.job.prompt_tokens
+
+    def ahead(self, newest: Session) -> int:
+        """How many are served before the session that was pushed last, if nobody comes or goes."""
+        priority = newest.job.priority
+        higher = sum(len(level) for number, level in self._levels.items() if number > priority)
+        return higher + self._levels[priority].ahead_of_last(newest.key.client)
 
     def in_order(self) -> Iterator[Session]:
         """Every waiting session, next one first. Costs its length."""

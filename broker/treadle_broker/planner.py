@@ -23,12 +23,12 @@ class Planner:
         ready = [s for s in roster.slots.sessions() if s.wants_decode and roster.suspects.may_run(s)]
         return [self._decode(session, tick_id) for session in pick_decodes(ready, roster.budget.max_batch_size)]
 
-    def prefills(self) -> list[Row]:
+    def prefills(self, tick_id: int) -> list[Row]:
         """The prefill chunks of a tick, first come first."""
         roster = self._roster
         waiting = (session for session in roster.prefilling() if roster.suspects.may_run(session))
         budget, min_rows = roster.budget.max_prefill_tokens_per_tick, roster.facts.min_prefill_rows
-        return [self._prefill(session, rows) for session, rows in pick_prefills(waiting, budget, min_rows)]
+        return [self._prefill(session, rows, tick_id) for session, rows in pick_prefills(waiting, budget, min_rows)]
 
     def _decode(self, session: Session, tick_id: int) -> Row:
         slot = _slot(session)
@@ -39,13 +39,14 @@ class Planner:
         self._advance(session, slot, 1, sample)
         return row, session
 
-    def _prefill(self, session: Session, rows: int) -> Row:
+    def _prefill(self, session: Session, rows: int, tick_id: int) -> Row:
         slot = _slot(session)
         emitted = session.prefill_rows - session.job.prompt_tokens
         final = rows == session.prefill_left
         sample = final and emitted == session.replay
         row = PlannedPrefill(session.key, slot, session.gen, session.rows_planned, rows, sample, emitted)
         if final:
+            session.last_decode_tick = tick_id  # its turn comes after those that wait already
             self._roster.prefilled(session)
         self._advance(session, slot, rows, sample)
         return row, session

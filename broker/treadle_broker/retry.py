@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-_MARGIN = 1.25  # told times are this much longer than estimated: an early client is refused again, a late one is not
+_MARGIN = 1.5  # told times are this much longer than estimated: who comes early is refused again, who comes late is not
 _FLOOR_S = 0.05  # below this a client would only poll
 _MAX_PROMISES = 10_000  # places that can be promised at once; beyond it everyone is told the last one
 _SMOOTHING = 0.1  # weight of the newest tick in the running mean

@@ -21,7 +21,7 @@ class Roster:
         self.facts = facts
         self.sessions: dict[SessionKey, Session] = {}
         self.queue = FairQueue()
-        self.slots = SlotTable(budget.max_active)
+        self.slots = SlotTable(self._places)
         self.ledger = Ledger()
         self.suspects = Suspects()
         self._returning: dict[Session, None] = {}
@@ -43,7 +43,12 @@ class Roster:
     @property
     def open_seats(self) -> int:
         """Slots that a session could take now, were it not for its KV."""
-        return min(self.slots.free, self.budget.effective_active_cap - self.slots.used)
+        return self._places - self.slots.used
+
+    @property
+    def _places(self) -> int:
+        """Sessions that may hold a slot at once."""
+        return min(self.budget.effective_active_cap, self.facts.max_sequences)
 
     @property
     def anyone_ahead(self) -> bool:
@@ -56,7 +61,7 @@ class Roster:
 
     def can_ever_fit(self, session: Session) -> bool:
         """Whether an otherwise empty node could run the session."""
-        return session.job.need_tokens <= min(self.facts.context_tokens, self.kv_limit)
+        return self._places > 0 and session.job.need_tokens <= min(self.facts.context_tokens, self.kv_limit)
 
     def prefilling(self) -> list[Session]:
         """Seated sessions with prompt rows still to run, first come first."""
@@ -82,14 +87,9 @@ class Roster:
 
     def next_to_promote(self) -> Session | None:
         """The head of the queue, taken out of it, if it fits; sessions that lost their slot are seated first."""
-        while self._returning:
-            session = next(iter(self._returning))
-            if not self.fits(session):
-                return None
-            del self._returning[session]
-            self._seat(session)
+        self._seat_returning()
         head = self.queue.head()
-        if head is None or not self.fits(head):
+        if head is None or self._returning or not self.fits(head):
             return None
         self.queue.remove(head, served=True)
         return head
@@ -138,6 +138,23 @@ class Roster:
         self.slots.mark_dirty(session.slot)
         self._resume_prefill(session)
 
+    def reseat(self) -> None:
+        """The engine is a new, empty one: seats are taken anew, first come first, as far as engine and budget go."""
+        everyone = [*self.slots.sessions(), *self._returning]
+        for session in everyone:
+            self.leave(session)
+        self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
+        self.slots.resize(self._places)
+        self._seat_returning()
+
+    def _seat_returning(self) -> None:
+        while self._returning:
+            session = next(iter(self._returning))
+            if not self.fits(session):
+                return
+            del self._returning[session]
+            self._seat(session)
+
     def _seat(self, session: Session) -> None:
         self.ledger.reserve(session)
         self.slots.assign(session)
@@ -166,4 +183,4 @@ class Roster:
         assert {session for session in everyone if self.ledger.holds(session)} == seated
         assert set(self._prefilling) == {session for session in seated if session.prefill_left > 0}
         assert all(session.live and session.slot is None for session in self._returning)
-        assert self.slots.used <= self.budget.max_active
+        assert self.slots.used <= max(self._places, 0)

@@ -128,15 +128,15 @@ class Scheduler:
             self._promoted.append(Promoted(session.key, now - session.submitted_at))
         release = self._roster.slots.take_releases()
         decode = self._planner.decodes(self._next_tick)
-        prefill = self._planner.prefills()
+        prefill = self._planner.prefills(self._next_tick)
         if not (release or decode or prefill):
             return None
         return self._send(release, decode, prefill, now)
 
     def take_promoted(self) -> list[Event]:
-        """Promotions by ``submit`` and ``plan`` since the last call."""
+        """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live."""
         promoted, self._promoted = self._promoted, []
-        return promoted
+        return [event for event in promoted if event.key in self._roster.sessions]
 
     def complete(self, result: TickResult, now: float) -> list[Event]:
         """Take one part of a tick's answer; an answer to anything but the oldest tick in flight is dropped."""
@@ -196,7 +196,6 @@ class Scheduler:
         roster.facts = facts
         roster.budget = budget or roster.budget
         self._retry.seed(facts.decode_tick_s)
-        roster.slots.forget_engine()
         self._ready = True
         events: list[Event] = []
         for session in list(roster.sessions.values()):
@@ -204,6 +203,7 @@ class Scheduler:
                 events.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
             elif not roster.can_ever_fit(session):
                 events.append(self._finish(session, DoneReason.FAILED, "does_not_fit"))
+        roster.reseat()
         return events
 
     def worker_lost(self, now: float, why: str = "worker lost") -> list[Event]:

@@ -89,9 +89,16 @@ class SlotTable:
         """Rows of a slot after a planned tick was void."""
         self._rows[slot] = rows
 
+    def resize(self, n: int) -> None:
+        """``n`` slots from now on, none of which holds a session or rows."""
+        assert not self.used
+        self._sessions = [None] * n
+        self._free = list(range(n))
+        self.forget_engine()
+
     def forget_engine(self) -> None:
         """The engine is gone, and every row with it."""
-        self._rows = [0] * len(self._rows)
+        self._rows = [0] * len(self._sessions)
         self._to_release.clear()
 
     def check(self) -> None:

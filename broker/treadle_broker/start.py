@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from treadle_broker.service import Broker
 from treadle_broker.text import ByteTokenizer, Tokenizer, VocabTokenizer
-from treadle_shared.config import NODE_FILE, NodeConfig, load_config
+from treadle_shared.config import NodeConfig, read_node_config
 from treadle_shared.errors import EXIT_CONFIG, ConfigError, ModelError, RuntimeDirError
 from treadle_shared.log import get_logger, set_up_logging
 from treadle_shared.notify import Notifier
@@ -24,19 +23,12 @@ def run(arguments: Sequence[str]) -> int:
     set_up_logging("broker")
     try:
         directory = find_runtime_dir(options.runtime_dir)
-        config = read_config(directory, options.config)
+        config = read_node_config(directory.path, options.config)
         set_up_logging("broker", config.log_level, config.log_format)
         return _serve(config, directory)
     except (ConfigError, ModelError, RuntimeDirError) as error:
         _log.error("refused_to_start", error=str(error))
         return EXIT_CONFIG
-
-
-def read_config(directory: RuntimeDir, named: str | None) -> NodeConfig:
-    """The named file, else the one a supervisor left in the runtime directory, else defaults and environment."""
-    left = directory.path / NODE_FILE
-    file = Path(named) if named else (left if left.exists() else None)
-    return load_config(file)
 
 
 def _serve(config: NodeConfig, directory: RuntimeDir) -> int:

@@ -12,6 +12,9 @@ from treadle_shared.config import NodeConfig
 from treadle_shared.ticks import WorkerHello
 
 
+MAX_LISTED = 2000  # sessions in one answer: it stays inside a frame; ``total`` tells how many there are
+
+
 class Status:
     """Reads the node; ``model_name`` is what its tokenizer calls the model."""
 
@@ -89,8 +92,10 @@ class Status:
         }
 
     def sessions(self, now: float) -> dict[str, Any]:
-        """Every live session; the operator's view."""
-        return {"sessions": [_describe(session, now) for session in self._scheduler.sessions()]}
+        """Live sessions, oldest first; the operator's view."""
+        sessions = self._scheduler.sessions()
+        shown = [_describe(session, now) for session in sessions[:MAX_LISTED]]
+        return {"sessions": shown, "total": len(sessions)}
 
     def worker(self, draining: bool) -> dict[str, Any]:
         """The worker's state as telemetry tells it."""

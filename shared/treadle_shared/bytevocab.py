@@ -5,6 +5,7 @@ from __future__ import annotations
 BOS = 256
 EOS = 257
 N_VOCAB = 258
+FINGERPRINT = "bytes"  # the ``tokenizer_fingerprint`` of every engine over this vocabulary
 
 
 def encode_bytes(text: str) -> list[int]:

@@ -96,14 +96,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", kw_only=True, forbid_unk
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True, forbid_unknown_fields=True):
-    """Read a session's stream from token ``have_tokens`` and character ``have_chars`` on. Answered by Attached."""
+    """Read a session's stream from token number ``have_tokens`` of the answer on. Answered by Attached."""
 
     rid: Rid
     session_id: SessionId
     epoch: Count
     key: Key
     have_tokens: Count = 0
-    have_chars: Count = 0
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize", kw_only=True, forbid_unknown_fields=True):

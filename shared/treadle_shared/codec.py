@@ -18,6 +18,10 @@ from treadle_shared.limits import MAX_DEPTH, MAX_EVENTS, MAX_FRAME_BYTES
 from treadle_shared.ticks import FromWorker, ToWorker
 
 _MAX_ITEMS: Final = 8192  # elements of any list or map; token arrays travel as bytes
+_SMALL_FRAME: Final = 64 << 10  # bytes; nothing in a smaller frame can grow far
+_BYTES_PER_ITEM: Final = 2  # a real message takes more for every list, map and element
+_FREE_ITEMS: Final = 16 << 10  # except for the short rows of a tick, of which there are a few hundred
+_BUILTIN_TYPES: Final = (bytes,)  # binary fields take binary, not text in base 64
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -30,9 +34,12 @@ def unpack(data: bytes | memoryview) -> Any:
     """Plain values from bytes, bounded. Raises MalformedMessage."""
     if len(data) > MAX_FRAME_BYTES:
         raise MalformedMessage(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    budget = _ItemBudget(len(data)) if len(data) > _SMALL_FRAME else None
     try:
         value = msgpack.unpackb(
             data,
+            list_hook=budget and budget.spend_list,
+            object_hook=budget and budget.spend_map,
             max_str_len=MAX_FRAME_BYTES,
             max_bin_len=MAX_FRAME_BYTES,
             max_array_len=_MAX_ITEMS,
@@ -44,6 +51,28 @@ def unpack(data: bytes | memoryview) -> Any:
         raise MalformedMessage(f"not msgpack: {_reason(error)}") from None
     _check_depth(value, MAX_DEPTH)
     return value
+
+
+class _ItemBudget:
+    """How many lists, maps and elements a frame may hold: one byte on the wire can be 64 in memory."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._left = _FREE_ITEMS + frame_bytes // _BYTES_PER_ITEM
+
+    def spend_list(self, container: list[Any]) -> list[Any]:
+        """The list itself. Raises MalformedMessage when there have been too many items."""
+        self._spend(1 + len(container))
+        return container
+
+    def spend_map(self, container: dict[Any, Any]) -> dict[Any, Any]:
+        """The map itself, which takes four times the memory of a list. Raises MalformedMessage."""
+        self._spend(4 + 2 * len(container))
+        return container
+
+    def _spend(self, items: int) -> None:
+        self._left -= items
+        if self._left < 0:
+            raise MalformedMessage("too many lists and maps for a frame of this size")
 
 
 def decode_from_client(data: bytes | memoryview) -> FromClient:
@@ -76,7 +105,7 @@ def decode_to_worker(data: bytes | memoryview) -> ToWorker:
 
 def _convert(value: Any, wanted: Any) -> Any:
     try:
-        return msgspec.convert(value, wanted, strict=True)
+        return msgspec.convert(value, wanted, strict=True, builtin_types=_BUILTIN_TYPES)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidRequest):
             raise error.__cause__ from None
@@ -86,7 +115,7 @@ def _convert(value: Any, wanted: Any) -> Any:
         raise MalformedMessage(_reason(error)) from None
 
 
-_PATH = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 
 
 def split_path(text: str) -> tuple[str, str]:
@@ -105,14 +134,13 @@ def split_path(text: str) -> tuple[str, str]:
 def _check_depth(value: Any, left: int) -> None:
     if left < 0:
         raise MalformedMessage(f"nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        for item in value.values():
-            if isinstance(item, dict | list):
-                _check_depth(item, left - 1)
-    elif isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict | list):
-                _check_depth(item, left - 1)
+    kind = type(value)  # msgpack makes plain lists and dicts
+    if kind is not list and kind is not dict:
+        return
+    for item in value.values() if kind is dict else value:
+        kind = type(item)
+        if kind is list or kind is dict:
+            _check_depth(item, left - 1)
 
 
 def _reason(error: BaseException) -> str:

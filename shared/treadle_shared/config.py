@@ -110,6 +110,15 @@ def load_config(
     return make_config(settings)
 
 
+def read_node_config(directory: Path, named: str | None) -> NodeConfig:
+    """A process's configuration: the named file, else the one a supervisor left in the runtime directory, if any;
+    the environment on top. Raises ConfigError.
+    """
+    left = directory / NODE_FILE
+    file = Path(named) if named else (left if left.exists() else None)
+    return load_config(file)
+
+
 def make_config(settings: Mapping[str, Any]) -> NodeConfig:
     """A NodeConfig from plain values. Raises ConfigError naming the key."""
     for key, value in settings.items():

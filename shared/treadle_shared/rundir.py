@@ -9,6 +9,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from treadle_shared.errors import NodeRunningError, RuntimeDirError
 SYSTEM_DIR = Path("/run/treadle")
 LOCK_FILE = "broker.lock"
 MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes with its terminating zero
+
+_LOCK_TRIES = 20  # with the pause: 0.2 s, far longer than any number of onlookers hold it
+_LOCK_PAUSE_S = 0.01
 
 
 class RuntimeDir:
@@ -101,13 +105,11 @@ class NodeLock:
 
     def acquire(self) -> None:
         """Take the lock. Raises NodeRunningError, naming the holder's process id."""
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)  # the group may look
+        if not _locked(descriptor):
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
-            raise NodeRunningError(f"{self._file.parent}: a broker lives there already (pid {holder})") from None
+            raise NodeRunningError(f"{self._file.parent}: a broker lives there already (pid {holder})")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
@@ -117,6 +119,17 @@ class NodeLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether the lock could be taken; somebody who only looks (``is_live``) holds it for an instant."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+    return False
 
 
 def private_dir(environ: Mapping[str, str] | None = None) -> Path:

@@ -129,7 +129,8 @@ class WorkerWelcome(msgspec.Struct, frozen=True, tag="worker_welcome", kw_only=T
 
 
 class WorkerRefused(msgspec.Struct, frozen=True, tag="worker_refused", kw_only=True, forbid_unknown_fields=True):
-    """The broker does not take this worker: ``reason`` is ``busy``, ``version``, ``recipe`` or ``tokenizer``."""
+    """The broker does not take this worker: ``reason`` is ``busy``, ``version``, ``recipe``, ``tokenizer`` or
+    ``unknown`` (say hello first)."""
 
     reason: Name
     message: Detail = ""

@@ -23,7 +23,7 @@ class SpecialTexts:
 
         Looks at the content as it is and without the white space around it, which templates like to trim.
         """
-        return self.occurs_in(content) or any(map(self._could_complete, {content}))
+        return self.occurs_in(content) or any(map(self._could_complete, {content, content.strip()}))
 
     def count(self, text: str) -> int:
         """How many times special texts occur in ``text``, overlapping ones included."""

@@ -9,9 +9,6 @@ from typing import Protocol
 from treadle_shared import bytevocab
 from treadle_shared.errors import InvalidRequest
 
-BYTES_FINGERPRINT = "bytes"
-"""``EngineFacts.tokenizer_fingerprint`` of every engine over the byte vocabulary."""
-
 BYTE_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -124,7 +121,7 @@ class ByteTokenizer:
     eog = frozenset({bytevocab.EOS})
     special_texts: Sequence[str] = ()
     max_piece_bytes = 1
-    fingerprint = BYTES_FINGERPRINT
+    fingerprint = bytevocab.FINGERPRINT
     chat_template = BYTE_CHAT_TEMPLATE
     context_train = 0
 

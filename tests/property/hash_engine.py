@@ -1,0 +1,179 @@
+"""An engine whose tokens are a hash of everything that may decide them, so that any mistake shows in a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.errors import DecodeFailed
+from treadle_shared.sampling import SamplingParams
+
+N_VOCAB = 64
+EOG = 0
+_MODULUS = (1 << 61) - 1
+_GARBAGE = 0xBAD
+_EOG_EVERY = 17  # one draw in so many ends the answer
+
+PROMPT_ROW, EMITTED_ROW = 0, 1
+
+
+class WorkerDied(Exception):
+    """The engine took its process with it."""
+
+
+def mixed(state: int, token: int, kind: int) -> int:
+    """The hash after one more row."""
+    return (state * 1_000_003 + 8 * token + kind + 1) % _MODULUS
+
+
+def drawn(state: int, params: SamplingParams, draw: int) -> int:
+    """Draw number ``draw`` after the rows that gave ``state``."""
+    point = mixed(mixed(state, draw, 5), params.seed or 0, 6)
+    if point % _EOG_EVERY == 0 and not params.ignore_eos:
+        return EOG
+    return 1 + point % (N_VOCAB - 1)
+
+
+def opening(recipe: str) -> int:
+    """The hash before the first row."""
+    return sum(recipe.encode()) + 1
+
+
+def reference(
+    prompt: Iterable[int], params: SamplingParams, max_new: int, facts: EngineFacts
+) -> tuple[list[int], bool]:
+    """The tokens of an undisturbed run, and whether it ends with an end-of-generation token."""
+    state = opening(facts.recipe_fingerprint)
+    for token in prompt:
+        state = mixed(state, token, PROMPT_ROW)
+    tokens: list[int] = []
+    while len(tokens) < max_new:
+        token = drawn(state, params, len(tokens))
+        if token == EOG:
+            return tokens, True
+        tokens.append(token)
+        state = mixed(state, token, EMITTED_ROW if facts.replay_decode else PROMPT_ROW)
+    return tokens, False
+
+
+@dataclass(slots=True)
+class _Sequence:
+    params: SamplingParams
+    state: int
+    rows: int = 0
+    emitted: int = 0
+    last: int | None = None
+    lone_start: bool = False
+
+
+class HashEngine:
+    """A BatchEngine over hashes. A row that breaks the rules of ``facts`` (a lone prompt row under
+    ``min_prefill_rows`` 2, an emitted token prefilled under ``replay_decode``) changes every later token.
+
+    ``fail_decode`` and ``fail_prefill`` make the next such batch fail with that code; ``evict`` drops a sequence;
+    ``kills`` says which rows take the process down.
+    """
+
+    def __init__(self, facts: EngineFacts, kills: Callable[[PrefillItem | DecodeItem], bool] | None = None) -> None:
+        self.facts = facts
+        self.fail_decode = 0
+        self.fail_prefill = 0
+        self._kills = kills
+        self._sequences: dict[tuple[int | str, int], _Sequence] = {}
+
+    @property
+    def recipe_fingerprint(self) -> str:
+        return self.facts.recipe_fingerprint
+
+    @property
+    def kv_tokens(self) -> int:
+        return sum(sequence.rows for sequence in self._sequences.values())
+
+    @property
+    def sequences(self) -> int:
+        """Sequences held."""
+        return len(self._sequences)
+
+    def evict(self, choice: int) -> bool:
+        """Drop one sequence; False where there is none."""
+        if not self._sequences:
+            return False
+        keys = list(self._sequences)
+        del self._sequences[keys[choice % len(keys)]]
+        return True
+
+    def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
+        self._die(items)
+        for item in items:
+            if item.start == 0:
+                assert item.params is not None
+                self._sequences[item.session, item.epoch] = _Sequence(item.params, opening(self.recipe_fingerprint))
+        code, self.fail_prefill = self.fail_prefill, 0
+        self._maybe_fail(items, code)
+        return [self._chunk(item) for item in items]
+
+    def decode_batch(self, items: Sequence[DecodeItem]) -> list[StepResult]:
+        self._die(items)
+        code, self.fail_decode = self.fail_decode, 0
+        self._maybe_fail(items, code)
+        return [self._row(item) for item in items]
+
+    def release(self, session: int | str, epoch: int) -> None:
+        self._sequences.pop((session, epoch), None)
+
+    def _die(self, items: Sequence[PrefillItem | DecodeItem]) -> None:
+        if self._kills is not None and any(self._kills(item) for item in items):
+            raise WorkerDied
+
+    def _maybe_fail(self, items: Sequence[PrefillItem | DecodeItem], code: int) -> None:
+        """What a failed batch leaves in its sequences is anybody's guess."""
+        if not code:
+            return
+        for number, item in enumerate(items):
+            sequence = self._sequences.get((item.session, item.epoch))
+            if sequence is not None:
+                sequence.state = _GARBAGE
+                sequence.rows += number % 2
+        raise DecodeFailed(code, "injected")
+
+    def _chunk(self, item: PrefillItem) -> StepResult:
+        sequence = self._sequences.get((item.session, item.epoch))
+        if sequence is None:
+            return StepResult(item.session, item.epoch, cache_miss=True)
+        assert sequence.rows == item.start
+        self._judge_roles(sequence, item)
+        for token in item.tokens:
+            sequence.state = mixed(sequence.state, token, PROMPT_ROW)
+        sequence.rows += len(item.tokens)
+        sequence.emitted = item.n_emitted
+        return self._sampled(item, sequence)
+
+    def _judge_roles(self, sequence: _Sequence, chunk: PrefillItem) -> None:
+        if self.facts.replay_decode and chunk.n_emitted:
+            sequence.state = _GARBAGE
+        if self.facts.min_prefill_rows < 2:
+            return
+        if sequence.lone_start or (chunk.start > 0 and len(chunk.tokens) == 1):
+            sequence.state = _GARBAGE
+        sequence.lone_start = chunk.start == 0 and len(chunk.tokens) == 1
+
+    def _row(self, item: DecodeItem) -> StepResult:
+        sequence = self._sequences.get((item.session, item.epoch))
+        if sequence is None:
+            return StepResult(item.session, item.epoch, cache_miss=True)
+        assert sequence.rows == item.pos
+        token = sequence.last if item.token is None else item.token
+        assert token is not None, "there is no token to feed back"
+        kind = EMITTED_ROW if self.facts.replay_decode else PROMPT_ROW
+        sequence.state = mixed(sequence.state, token, kind)
+        sequence.rows += 1
+        sequence.emitted += 1
+        return self._sampled(item, sequence)
+
+    def _sampled(self, item: PrefillItem | DecodeItem, sequence: _Sequence) -> StepResult:
+        if not item.sample:
+            sequence.last = None
+            return StepResult(item.session, item.epoch)
+        sequence.last = drawn(sequence.state, sequence.params, sequence.emitted)
+        return StepResult(item.session, item.epoch, sequence.last, eog=sequence.last == EOG)

@@ -1,0 +1,58 @@
+"""How prompt chunks become calls: nothing lost, nothing over the limit, no lone row."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle_worker.llama.batch import Piece, calls_alone, calls_packed, cut
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "sizes"),
+    [
+        (512, 512, [512]),
+        (513, 512, [511, 2]),
+        (514, 512, [512, 2]),
+        (1025, 512, [512, 511, 2]),
+        (1, 512, [1]),
+        (4, 3, [2, 2]),
+        (7, 3, [3, 2, 2]),
+        (0, 512, []),
+    ],
+)
+def test_a_cut_leaves_no_lone_row(length: int, limit: int, sizes: list[int]) -> None:
+    assert cut(length, limit, 2) == sizes
+
+
+@given(st.integers(2, 5000), st.integers(3, 600))
+def test_pieces_are_whole_and_within_bounds(length: int, limit: int) -> None:
+    sizes = cut(length, limit, 2)
+    assert sum(sizes) == length
+    assert all(2 <= size <= limit for size in sizes)
+
+
+@given(st.lists(st.integers(1, 700), max_size=8), st.integers(3, 600))
+def test_alone_every_call_holds_one_piece_of_one_chunk(lengths: list[int], limit: int) -> None:
+    calls = calls_alone(lengths, limit, 2)
+    assert all(len(call) == 1 for call in calls)
+    _check_coverage(lengths, calls)
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=8), st.integers(1, 600))
+def test_packed_calls_are_full_but_for_the_last(lengths: list[int], limit: int) -> None:
+    calls = calls_packed(lengths, limit)
+    rows = [sum(piece.size for piece in call) for call in calls]
+    assert all(count == limit for count in rows[:-1])
+    assert 0 < rows[-1] <= limit
+    _check_coverage(lengths, calls)
+
+
+def _check_coverage(lengths: list[int], calls: list[list[Piece]]) -> None:
+    done = [0] * len(lengths)
+    for piece in (piece for call in calls for piece in call):
+        assert piece.offset == done[piece.item]
+        done[piece.item] += piece.size
+        assert piece.last == (done[piece.item] == lengths[piece.item])
+    assert done == lengths
