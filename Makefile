@@ -22,8 +22,8 @@ lint: $(VENV)/.unit-ready
 	$(VENV_BIN)/ruff format --check .
 	$(VENV_BIN)/mypy
 
-units: $(VENV)/.unit-ready ## systemd units for an installation: make units BIN=/opt/treadle/bin [OUT=dir]
-	$(VENV_BIN)/python systemd/render.py --bin "$(BIN)" --out "$(OUT)"
+units: ## systemd units for an installation: make units BIN=/opt/treadle/bin [OUT=dir]
+	$(PYTHON) systemd/render.py --bin "$(BIN)" --out "$(OUT)"
 
 bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost a tick
 	$(VENV_BIN)/python benchmarks/scheduler_cost.py

@@ -35,6 +35,7 @@ _log = get_logger("broker")
 _IDLE_WAIT_S = 0.25  # the longest sleep: bounds how late silence and orphans are noticed
 _BLOCKED_WAIT_S = 0.05  # the longest sleep while a client's socket is full
 _POSITIONS_S = 1.0  # how often waiting clients hear of their place
+_NO_WORKER_S = 30.0  # how long requests are taken while no worker is heard of: a restart takes a few seconds
 _CLIENT_HWM = 64  # frames a client may be behind in its socket; the rest waits in its streams' logs
 _CLIENT_BACKLOG = 1024  # connections that may wait to be accepted
 
@@ -216,10 +217,11 @@ class Broker:
 
     def _unavailable(self) -> str:
         """Why nothing is admitted although the node is not draining; empty while a worker serves or may come."""
-        if self._scheduler.ready or self._link.peer is not None:
+        if self._scheduler.ready:
             return ""
-        absent = time.monotonic() - self._crew.lost_at
-        return f"no worker for {absent:.0f} s" if absent > self._config.worker_silence_s * 10 else ""
+        patience = _NO_WORKER_S if self._link.peer is None else self._config.load_timeout_s
+        waited = time.monotonic() - self._crew.lost_at
+        return f"{self._status.reason(False)} for {waited:.0f} s" if waited > patience else ""
 
     def _odd_counts(self) -> dict[str, int]:
         """Counters that stay 0 on a node nobody abuses."""

@@ -11,7 +11,6 @@ from treadle_broker.worker_link import WorkerLink
 from treadle_shared.config import NodeConfig
 from treadle_shared.ticks import WorkerHello
 
-
 MAX_LISTED = 2000  # sessions in one answer: it stays inside a frame; ``total`` tells how many there are
 
 
