@@ -4,7 +4,8 @@ from treadle_broker.embedded import ContinuousBatchScheduler, SchedulerStalled, 
 from treadle_broker.plan import Emitted, Event, Finished, Plan, Promoted, Rebuilding
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
-from treadle_broker.sweep import ConcurrencyResult, ConcurrencySweep, run_concurrency_sweep
+from treadle_broker.sweep import run_concurrency_sweep
+from treadle_shared.concurrency import ConcurrencyResult, ConcurrencySweep
 
 __all__ = [
     "ConcurrencyResult",

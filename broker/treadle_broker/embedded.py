@@ -36,13 +36,16 @@ class SchedulerStalled(TreadleError):  # noqa: N818
 
 @dataclass(slots=True)
 class SessionOutput:
-    """One session's answer so far. ``reason`` is None while it runs; ``tokens`` exclude an end-of-generation one."""
+    """One session's answer so far. ``reason`` is None while it runs; ``tokens`` exclude an end-of-generation one;
+    ``token_times`` are when each came, on the scheduler's clock.
+    """
 
     session_id: str
     params: SamplingParams
     sequence: array[int]
     prompt_tokens: int
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
     reason: DoneReason | None = None
     detail: str = ""
 
@@ -197,10 +200,12 @@ class ContinuousBatchScheduler:
         self._scheduler.take_promoted()
 
     def _take(self, events: Sequence[Event]) -> None:
+        now = self._clock()
         for event in events:
             if isinstance(event, Emitted):
                 output = self._live[event.key]
                 output.sequence.append(event.token)
+                output.token_times.append(now)
                 if event.logprobs is not None:
                     output.logprobs.append(event.logprobs)
             elif isinstance(event, Finished):

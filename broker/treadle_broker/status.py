@@ -67,6 +67,8 @@ class Status:
             "phase": peer.phase if peer else "absent",
             "load": peer.load if peer and hello is None else float(hello is not None),
             "kv_drift_rows": self._scheduler.kv_drift_rows,
+            "kv_bytes_peak": self._scheduler.kv_rows_peak * self._scheduler.facts.kv_bytes_per_token,
+            "cache_misses": self._scheduler.cache_misses,
             "limits": self._limits(),
             "telemetry": self._scheduler.telemetry(now).to_dict(),
         }

@@ -64,7 +64,12 @@ def reference_node() -> Iterator[RealNode]:
 @pytest.fixture(scope="module")
 def llama_node(model_path: Path) -> Iterator[RealNode]:
     """One node with the demo model for a module's tests."""
-    settings = {**SMALL, "session_tokens": 512, "queue_depth": 64}
+    settings = {
+        **SMALL,
+        "session_tokens": 512,
+        "queue_depth": 64,
+        "threads": 1,
+    }  # two would stall each other
     node = RealNode(**settings, model=str(model_path)).start().wait_ready()
     yield node
     codes = node.stop()

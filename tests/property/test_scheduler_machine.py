@@ -235,9 +235,7 @@ def _wish(wish: dict, now: float) -> tuple[Job, list[int], SamplingParams]:
 
 def _same_recipe(facts: EngineFacts, known: EngineFacts) -> EngineFacts:
     """What a recipe fixes stays; how much the engine holds may change."""
-    return msgspec.structs.replace(
-        facts, min_prefill_rows=known.min_prefill_rows, replay_decode=known.replay_decode
-    )
+    return msgspec.structs.replace(facts, min_prefill_rows=known.min_prefill_rows, replay_decode=known.replay_decode)
 
 
 _SETTINGS = settings(

@@ -1,0 +1,123 @@
+"""A session of the asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from treadle._async_link import AsyncLink
+from treadle._facts import SessionFacts
+from treadle._stream import Stream
+from treadle.errors import CallTimeout
+from treadle.events import Event, TextDelta
+
+if TYPE_CHECKING:
+    from treadle.async_client import AsyncClient
+
+
+class AsyncSession(SessionFacts):
+    """One generation that the node has accepted; the asynchronous twin of Session.
+
+    ``async for`` yields text as it comes. Leaving the session's ``async with`` block before the end, an
+    exception in it, and cancelling the task that iterates cancel the session at once; leaving a bare
+    ``async for`` cancels it when the event loop finalizes the iterator.
+    """
+
+    def __init__(self, client: AsyncClient, link: AsyncLink, stream: Stream, idle_timeout: float | None) -> None:
+        super().__init__(stream)
+        self._client = client
+        self._link = link
+        self._idle_timeout = idle_timeout
+        self._changed = asyncio.Event()
+        stream.on_change = self._changed.set
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Text deltas. Raises the session's error after the last one where it did not end as asked."""
+        async with aclosing(self._events(self._idle_timeout)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and event.text:
+                    yield event.text
+        if self._stream.end is not None:
+            raise self._stream.end
+
+    def events(self, *, idle_timeout: float | None = None) -> AsyncIterator[Event]:
+        """Everything that the session tells, ``Done`` last: how it ended is in there and is not raised.
+
+        ``idle_timeout`` bounds the seconds between two events (CallTimeout). Raises Unavailable where the
+        node goes away.
+        """
+        self._link.guard()
+        return self._events(self._idle_timeout if idle_timeout is None else idle_timeout)
+
+    async def wait(self, timeout: float | None = None) -> str:
+        """Wait for the end and return ``finish_reason``, whatever it is.
+
+        Raises CallTimeout after ``timeout`` seconds (the session goes on) and Unavailable.
+        """
+        try:
+            ended = await self._until(lambda: self.ended, timeout)
+        except asyncio.CancelledError:
+            self._leave()
+            raise
+        if not ended:
+            raise CallTimeout(f"session {self.session_id} has not ended within {timeout} s")
+        if self._stream.error is not None:
+            raise self._stream.error
+        assert self.finish_reason is not None
+        return self.finish_reason
+
+    async def result(self, timeout: float | None = None) -> str:
+        """Wait for the end and return the whole text.
+
+        Raises what iterating raises: DeadlineExceeded, Cancelled, SessionFailed, … where the session did not
+        end as asked, and CallTimeout after ``timeout`` seconds (the session goes on).
+        """
+        await self.wait(timeout)
+        if self._stream.end is not None:
+            raise self._stream.end
+        return self.text
+
+    async def cancel(self, *, timeout: float | None = None) -> bool:
+        """End the session; True where it was still running. Idempotent.
+
+        The end arrives as that of every session: ``finish_reason`` becomes ``cancelled``, and a loop over it
+        ends without an error.
+        """
+        return await self._client._cancel(self._stream, timeout)
+
+    async def _events(self, idle_timeout: float | None) -> AsyncGenerator[Event, None]:
+        place = 0
+        try:
+            while (event := await self._next(place, idle_timeout)) is not None:
+                place += 1
+                yield event
+        finally:
+            self._leave()
+        if self._stream.error is not None:
+            raise self._stream.error
+
+    async def _next(self, place: int, idle_timeout: float | None) -> Event | None:
+        """Event number ``place``; None where the stream ended before it."""
+        events = self._stream.events
+        if place >= len(events) and not await self._until(lambda: len(events) > place or self.ended, idle_timeout):
+            raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
+        return events[place] if place < len(events) else None
+
+    async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        return await self._link.wait_for(self._changed, done, timeout_s)
+
+    def _leave(self) -> None:
+        """Nobody listens any more: end the session if it has not ended."""
+        if not self.ended:
+            self._link.cancel_soon(self._stream)

@@ -1,0 +1,7 @@
+"""``python -m treadle.cli``."""
+
+import sys
+
+from treadle.cli.main import main
+
+sys.exit(main())

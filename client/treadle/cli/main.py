@@ -1,0 +1,90 @@
+"""One parser, one module for each command, one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn, Protocol, cast
+
+from treadle.cli import exits
+from treadle_shared.errors import TreadleError
+
+COMMANDS: Final = {
+    "serve": "start a node and keep it running",
+    "generate": "continue a prompt",
+    "chat": "talk to the model",
+    "status": "how a node stands",
+    "tail": "follow a node's telemetry as JSON lines",
+    "sessions": "what waits and runs on a node",
+    "cancel": "end one session",
+    "drain": "finish what runs, then stop the node",
+    "sweep": "the same jobs at several levels of concurrency",
+    "demo": "start a node, stream eight answers at once, and sum up",
+}
+
+
+class Command(Protocol):
+    """What every command's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's own arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the exit code. TreadleErrors may leave."""
+        ...
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argument errors leave with EX_USAGE and one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(exits.USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = make_parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the stream
+    try:
+        return _flushed(args.command.run(args))
+    except BrokenPipeError:
+        return _reader_gone()
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except TreadleError as error:
+        print(f"treadle: {one_line(error)}", file=sys.stderr)
+        return exits.exit_code(error)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(prog="treadle", description="Serve many LLM sessions at once from one GGUF model.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, summary in COMMANDS.items():
+        command = cast(Command, importlib.import_module(f"treadle.cli.{name}"))
+        sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        sub.add_argument("--runtime-dir", metavar="DIR", help="the node's runtime directory")
+        command.add_arguments(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def one_line(error: BaseException) -> str:
+    """An error's sentence without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _flushed(code: int) -> int:
+    sys.stdout.flush()
+    return code
+
+
+def _reader_gone() -> int:
+    """The reader of our output has left (``| head``): what is buffered has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exits.PIPE

@@ -1,0 +1,98 @@
+"""A flag for every key of a node's configuration, made from its type."""
+
+from __future__ import annotations
+
+import argparse
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from treadle_shared.config import NodeConfig
+from treadle_shared.errors import ConfigError
+
+_PREFIX: Final = "config."
+_HELP: Final = {
+    "engine": "llama: a GGUF through llama.cpp; reference: a small numpy model without a download",
+    "model": "the GGUF file; without one the demo model",
+    "numerics": "exact: a session's tokens never depend on load; fast: the quickest kernels",
+    "threads": "CPU threads of the engine",
+    "cpus": "CPUs that the worker may use, such as 0-3,8",
+    "n_gpu_layers": "layers on the GPU; -1 is all",
+    "device": "the device to load on, by its name",
+    "ubatch_tokens": "tokens that the engine computes at once",
+    "reference_seed": "seed of the reference engine's weights",
+    "chat_template": "a Jinja template in place of the model's own",
+    "kv_type": "number type of the KV cache",
+    "max_sessions": "sessions that run at once",
+    "session_tokens": "tokens that one session may hold, prompt and answer together",
+    "queue_depth": "requests that may wait",
+    "queue_tokens": "prompt tokens that may wait",
+    "kv_bytes": "KV cache of all running sessions",
+    "weight_bytes": "most bytes of weights; a larger model is refused",
+    "scratch_bytes": "most bytes outside weights and KV",
+    "max_prefill_tokens_per_tick": "prompt tokens between two decodes",
+    "tick_depth": "ticks in flight",
+    "default_max_tokens": "length of an answer whose request names none",
+    "max_batch_size": "sessions that decode in one tick",
+    "tick_timeout_s": "a worker whose tick runs longer is replaced",
+    "heartbeat_s": "seconds between two heartbeats of the worker",
+    "worker_silence_s": "a worker that is silent for longer is lost",
+    "load_timeout_s": "seconds for loading the model",
+    "orphan_timeout_s": "sessions of a client that vanished are cancelled after this",
+    "result_ttl_s": "seconds that the log of a finished session is kept",
+    "max_unread_tokens": "unread tokens of one client, beyond which it is refused",
+    "log_level": "least level that is logged",
+    "log_format": "auto: JSON lines unless standard error is a terminal",
+    "telemetry_interval_s": "seconds between two snapshots",
+    "telemetry_replay": "events of each topic that are kept for the replay",
+    "drain_timeout_s": "seconds for what runs when the node stops",
+}
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--max-sessions`` and its like; values stay text until ``flags_of``."""
+    group = parser.add_argument_group("configuration", "each wins over its TREADLE_* variable and over --config")
+    for key, hint in _hints().items():
+        group.add_argument("--" + key.replace("_", "-"), dest=_PREFIX + key, metavar=_metavar(hint), help=_help(key))
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, typed. Raises ConfigError naming the key."""
+    given = {key: getattr(args, _PREFIX + key) for key in _hints()}
+    return {key: _typed(key, text) for key, text in given.items() if text is not None}
+
+
+def _hints() -> dict[str, Any]:
+    hints = get_type_hints(NodeConfig, include_extras=True)
+    return {key: hints[key] for key in NodeConfig.__struct_fields__}
+
+
+def _typed(key: str, text: str) -> Any:
+    try:
+        return msgspec.convert(text, _hints()[key], strict=False)
+    except msgspec.ValidationError as error:
+        problem = str(error)
+        raise ConfigError(key, f"{problem[:1].lower()}{problem[1:]} (given: {text!r})") from None
+
+
+def _metavar(hint: Any) -> str:
+    """How a value looks: the choices, or its kind."""
+    kinds = _kinds(hint)
+    if choices := [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]:
+        return "|".join(choices)
+    return {int: "N", float: "X"}.get(kinds[0], "TEXT")
+
+
+def _kinds(hint: Any) -> list[Any]:
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for part in get_args(hint) if part is not NoneType for kind in _kinds(part)]
+    return [hint]
+
+
+def _help(key: str) -> str:
+    default = getattr(NodeConfig(), key)
+    shown = "derived" if default is None else "none" if default == "" else default
+    return f"{_HELP[key]} (default: {shown})" if key in _HELP else f"default: {shown}"

@@ -1,0 +1,150 @@
+"""One llama.cpp context: KV cache, compute buffers, and the calls that run rows through them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle_shared.config import NodeConfig
+from treadle_shared.errors import ConfigError, DecodeFailed, ModelError
+from treadle_worker.llama.batch import Batch
+from treadle_worker.llama.model import LlamaModel
+
+Logits = npt.NDArray[np.float32]
+
+MIN_EXACT_UBATCH: Final = 3  # three rows can be cut into pieces of two and more; two cannot hold an odd prompt
+_CONTEXT_STEP: Final = 256  # llama.cpp pads every sequence's context to this many tokens
+_KV_TYPES: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
+_QUANTISED: Final = frozenset({"q8_0", "q4_0"})
+_FLASH_AUTO, _FLASH_OFF = -1, 0  # enum llama_flash_attn_type
+_BUFFER_LINE: Final = re.compile(r"compute buffer size\s*=\s*([0-9.]+) MiB")
+
+_FAILURES: Final = {
+    1: "no room in the KV cache",
+    2: "aborted",
+    -1: "invalid batch",
+    -2: "out of memory for the computation",
+    -3: "the computation failed",
+}
+
+
+def check_kv_type(config: NodeConfig, exact: bool) -> None:
+    """Raise ConfigError for a KV type that exact numerics cannot have."""
+    if exact and config.kv_type in _QUANTISED:
+        raise ConfigError("kv_type", f"{config.kv_type} needs flash attention, which exact numerics turn off")
+
+
+class LlamaContext:
+    """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it.
+
+    In exact numerics flash attention is off and a call is never longer than one micro-batch, so that
+    llama.cpp itself never cuts a chunk. Raises ModelError where the context cannot be made.
+    """
+
+    def __init__(self, model: LlamaModel, config: NodeConfig, exact: bool, threads: int) -> None:
+        self.model = model
+        self._api = model.library.api
+        self.max_sequences = config.max_sessions
+        with model.library.log.recorded() as lines:
+            self._handle = self._make(config, exact, threads)
+        self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
+        self._memory = self._api.llama_get_memory(self._handle)
+        if not self._memory:
+            self.close()
+            raise ModelError(f"{model.path}: has no KV memory; it cannot generate text")
+        self.n_batch: int = self._api.llama_n_batch(self._handle)
+        self.n_ubatch: int = self._api.llama_n_ubatch(self._handle)
+        self.tokens_per_sequence: int = self._api.llama_n_ctx_seq(self._handle)
+        self.batch = Batch(self._api, self.n_batch, self.max_sequences)
+        self._logits: tuple[int, Logits] = (0, np.empty((0, 0), np.float32))
+
+    def close(self) -> None:
+        """Free the KV cache and the buffers."""
+        if self._handle is not None:
+            self._api.llama_free(self._handle)
+            self._handle = None
+
+    def run(self, rows: int, outputs: int) -> Logits:
+        """Run the first ``rows`` rows of ``batch``; the logits of the ``outputs`` flagged ones, in row order.
+
+        Shape (outputs, n_vocab), a view that the next call overwrites. Raises DecodeFailed.
+        """
+        assert rows <= self.n_batch, f"{rows} rows exceed the batch of {self.n_batch}"  # llama.cpp would abort
+        self.batch.struct.n_tokens = rows
+        log = self.model.library.log
+        log.forget_errors()
+        code = self._api.llama_decode(self._handle, self.batch.struct)
+        if code != 0:
+            problem = _FAILURES.get(code, "unknown failure")
+            raise DecodeFailed(code, f"{problem}: {log.last_error}" if log.last_error else problem)
+        pointer = self._api.llama_get_logits(self._handle)  # waits for the device
+        return self._view(pointer)[:outputs] if outputs else self._logits[1][:0]
+
+    def fill(self, slot: int, start: int, tokens: npt.ArrayLike, row: int = 0) -> int:
+        """Put a run of one sequence's tokens at ``row`` and after, without outputs; the row after the last."""
+        values = np.asarray(tokens, np.int32)
+        rows = slice(row, row + len(values))
+        self.batch.token[rows] = values
+        self.batch.pos[rows] = np.arange(start, start + len(values), dtype=np.int32)
+        self.batch.output[rows] = 0
+        self.batch.assign(rows, slot)
+        return rows.stop
+
+    def forget(self, slot: int) -> None:
+        """Give one sequence's KV back."""
+        self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def forget_all(self) -> None:
+        """Empty the KV cache; its contents may stay in memory as garbage."""
+        self._api.llama_memory_clear(self._memory, False)
+
+    def length(self, slot: int) -> int:
+        """How many tokens the KV cache holds for a sequence, by its highest position."""
+        return int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def state_bytes(self, slot: int) -> int:
+        """Bytes that saving one sequence's state would take."""
+        return int(self._api.llama_state_seq_get_size(self._handle, slot))
+
+    def _make(self, config: NodeConfig, exact: bool, threads: int) -> Any:
+        params = self._params(config, exact, threads)
+        log = self.model.library.log
+        log.forget_errors()
+        handle = self._api.llama_init_from_model(self.model.handle, params)
+        if not handle:
+            reason = log.last_error or "llama.cpp gives no reason"
+            raise ModelError(f"{self.model.path}: no context of {params.n_ctx} tokens can be made: {reason}")
+        return handle
+
+    def _params(self, config: NodeConfig, exact: bool, threads: int) -> Any:
+        params = self._api.llama_context_default_params()
+        tokens = min(config.session_tokens, self.model.ctx_train or config.session_tokens)
+        params.n_ctx = -(-tokens // _CONTEXT_STEP) * _CONTEXT_STEP * self.max_sequences
+        params.n_seq_max = self.max_sequences
+        params.n_ubatch = max(config.ubatch_tokens, MIN_EXACT_UBATCH)
+        params.n_batch = max(params.n_ubatch, self.max_sequences)  # a decode batch of every sequence must fit
+        params.n_outputs_max = self.max_sequences  # one logits row a sequence; the default reserves one a token
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = _FLASH_OFF if exact else _FLASH_AUTO
+        params.kv_unified = False
+        params.type_k = params.type_v = _KV_TYPES[config.kv_type]
+        params.offload_kqv = params.op_offload = bool(self.model.devices)
+        return params
+
+    def _view(self, pointer: Any) -> Logits:
+        """The logits buffer as an array; llama.cpp keeps it in place, so the array is made once."""
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits[0]:
+            shape = (self.max_sequences, self.model.n_vocab)
+            buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+            self._logits = (address, np.frombuffer(memoryview(buffer), np.float32).reshape(shape))
+        return self._logits[1]
+
+
+def _buffer_bytes(line: str) -> int:
+    match = _BUFFER_LINE.search(line)
+    return int(float(match[1]) * (1 << 20)) if match else 0

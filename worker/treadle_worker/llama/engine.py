@@ -1,0 +1,236 @@
+"""llama.cpp behind the engine contract: a batch is one ``llama_decode`` over several sequences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from typing import Any, Final
+
+from treadle_shared.config import NodeConfig
+from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.errors import DecodeFailed, ModelError
+from treadle_shared.sampling import SamplingParams
+from treadle_worker.llama.batch import Piece, calls_alone, calls_packed
+from treadle_worker.llama.chooser import Chooser
+from treadle_worker.llama.context import LlamaContext, check_kv_type
+from treadle_worker.llama.facts import measure_facts
+from treadle_worker.llama.library import load_library
+from treadle_worker.llama.model import LlamaModel
+from treadle_worker.llama.selftest import SelfTest, Verdict
+from treadle_worker.llama.sequence import Sequence
+from treadle_worker.pinning import usable_cpus
+
+_INVALID_BATCH: Final = -1  # llama_decode's own code for a batch that contradicts itself
+_UNTESTED: Final = Verdict(False, "numerics are fast; exactness is not promised and not tested")
+
+
+def _unobserved(_value: Any) -> None:
+    """Nobody watches the start."""
+
+
+class LlamaEngine:
+    """A BatchEngine over one GGUF. A sequence's session is its slot, a number in [0, ``max_sessions``).
+
+    Construction loads the model, runs the self-test (exact numerics only) and a warm-up. ``on_progress`` gets
+    the loaded fraction in [0, 1], ``on_phase`` the phases ``loading`` and ``testing``. ``last_timings`` are the
+    seconds inside ``llama_decode`` and inside sampling of the last call; ``exact_detail`` says what the
+    self-test found; ``device`` names where the layers are. ``close`` frees everything.
+
+    In exact numerics every prompt chunk runs in calls of its own, and a lone row of a longer prompt is
+    refused. Raises ModelError, WeightBudgetError or ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        on_progress: Callable[[float], None] = _unobserved,
+        on_phase: Callable[[str], None] = _unobserved,
+    ) -> None:
+        self._exact = config.effective_numerics == "exact"
+        self._engine_s = self._sample_s = 0.0
+        self._sequences: dict[int | str, Sequence] = {}
+        self._kv_tokens = 0
+        threads = config.threads or len(usable_cpus())
+        check_kv_type(config, self._exact)
+        library = load_library(self._exact)
+        on_phase("loading")
+        self._model = LlamaModel(library, config, self._exact, on_progress)
+        try:
+            self._context = LlamaContext(self._model, config, self._exact, threads)
+        except Exception:
+            self._model.close()
+            raise
+        self._chooser = Chooser(library.api, self._model.n_vocab, self._model.eog, threads)
+        on_phase("testing")
+        self._take_stock(config, threads)
+
+    def _take_stock(self, config: NodeConfig, threads: int) -> None:
+        try:
+            verdict = SelfTest(self._context).run() if self._exact else _UNTESTED
+            self._facts = measure_facts(self._model, self._context, config, threads, verdict.exact)
+        except DecodeFailed as error:
+            self.close()
+            raise ModelError(f"{self._model.path}: the first {error}") from None
+        self.exact_detail = verdict.detail
+        self.device = ",".join(device.name for device in self._model.devices) or "cpu"
+
+    def close(self) -> None:
+        """Free sequences, context and model; the engine is unusable afterwards."""
+        for session, sequence in list(self._sequences.items()):
+            self.release(session, sequence.epoch)
+        self._chooser.close()
+        self._context.close()
+        self._model.close()
+
+    # ---- the contract
+
+    @property
+    def recipe_fingerprint(self) -> str:
+        """See EngineFacts."""
+        return self._facts.recipe_fingerprint
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the loaded model is and costs."""
+        return self._facts
+
+    @property
+    def kv_tokens(self) -> int:
+        """Rows of KV held over all sequences."""
+        return self._kv_tokens
+
+    @property
+    def last_timings(self) -> tuple[float, float]:
+        """Seconds inside ``llama_decode`` and inside sampling of the last call."""
+        return self._engine_s, self._sample_s
+
+    def prefill(self, items: Items[PrefillItem]) -> list[StepResult]:
+        """See BatchEngine. In exact numerics a lone row of a longer prompt fails with code -1."""
+        self._engine_s = self._sample_s = 0.0
+        self._refuse_lone_rows(items)
+        results = [StepResult(item.session, item.epoch, cache_miss=not self._open(item)) for item in items]
+        held = [index for index, result in enumerate(results) if not result.cache_miss]
+        for call in self._calls([len(items[index].tokens) for index in held]):
+            self._prefill_call([(held[piece.item], items[held[piece.item]], piece) for piece in call], results)
+        return results
+
+    def decode_batch(self, items: Items[DecodeItem]) -> list[StepResult]:
+        """See BatchEngine. Rows run in slot order, which lets llama.cpp take them as one micro-batch."""
+        self._engine_s = self._sample_s = 0.0
+        results = [StepResult(item.session, item.epoch, cache_miss=True) for item in items]
+        found = [(index, item, self._held(item)) for index, item in enumerate(items)]
+        rows = sorted(((i, item, seq) for i, item, seq in found if seq is not None), key=_slot_of_row)
+        if rows:
+            self._decode_rows(rows, results)
+        return results
+
+    def release(self, session: int | str, epoch: int) -> None:
+        """Forget a sequence and give its KV back; unknown ones are no error."""
+        sequence = self._sequences.get(session)
+        if sequence is None or sequence.epoch != epoch:
+            return
+        del self._sequences[session]
+        self._kv_tokens -= sequence.length
+        self._context.forget(int(session))
+        sequence.free()
+
+    # ---- sequences
+
+    def _held(self, item: DecodeItem | PrefillItem) -> Sequence | None:
+        sequence = self._sequences.get(item.session)
+        return sequence if sequence is not None and sequence.epoch == item.epoch else None
+
+    def _open(self, item: PrefillItem) -> bool:
+        """Whether the item's sequence is there; a chunk at position 0 opens it, in place of an older one."""
+        if item.start > 0:
+            return self._held(item) is not None
+        old = self._sequences.get(item.session)
+        if old is not None:
+            self.release(item.session, old.epoch)
+        params = item.params or SamplingParams()
+        self._sequences[item.session] = Sequence(item.epoch, params, self._chooser.new_chain(params))
+        return True
+
+    def _refuse_lone_rows(self, items: Iterable[PrefillItem]) -> None:
+        """A prompt of one token may run alone; a piece of one token of a longer prompt takes other kernels."""
+        for item in items:
+            lone = len(item.tokens) == 1 or item.start == 1
+            if self._exact and item.start > 0 and lone:
+                raise DecodeFailed(_INVALID_BATCH, f"slot {item.session}: a lone row of a longer prompt")
+
+    def _grow(self, sequence: Sequence, length: int) -> None:
+        self._kv_tokens += length - sequence.length
+        sequence.length = length
+
+    # ---- running
+
+    def _calls(self, lengths: list[int]) -> list[list[Piece]]:
+        if self._exact:
+            return calls_alone(lengths, self._context.n_ubatch, 2)
+        return calls_packed(lengths, self._context.n_batch)
+
+    def _prefill_call(self, rows: list[tuple[int, PrefillItem, Piece]], results: list[StepResult]) -> None:
+        """One ``llama_decode`` over pieces of prompts, then the draws of those that end in it."""
+        end = 0
+        sampled: list[tuple[int, int | str, Sequence]] = []
+        for index, item, piece in rows:
+            tokens = item.tokens[piece.offset : piece.offset + piece.size]
+            end = self._context.fill(int(item.session), item.start + piece.offset, tokens, end)
+            if piece.last and item.sample:
+                self._context.batch.output[end - 1] = 1
+                sampled.append((index, item.session, self._sequences[item.session]))
+        logits = self._run(end, len(sampled), (item.session for _, item, _ in rows))
+        for _, item, piece in rows:
+            self._prefilled(self._sequences[item.session], item, piece)
+        self._sample(sampled, logits, results)
+
+    def _prefilled(self, sequence: Sequence, item: PrefillItem, piece: Piece) -> None:
+        end = piece.offset + piece.size
+        self._grow(sequence, item.start + end)
+        sequence.origin = item.start + len(item.tokens) - item.n_emitted
+        sequence.accept(item.tokens[piece.offset : end])
+
+    def _decode_rows(self, rows: list[tuple[int, DecodeItem, Sequence]], results: list[StepResult]) -> None:
+        """One ``llama_decode`` with a row for each sequence, then their draws."""
+        tokens = [sequence.last if item.token is None else item.token for _, item, sequence in rows]
+        batch, count = self._context.batch, len(rows)
+        batch.token[:count] = tokens
+        batch.pos[:count] = [item.pos for _, item, _ in rows]
+        batch.output[:count] = [item.sample for _, item, _ in rows]
+        batch.assign(slice(count), [int(item.session) for _, item, _ in rows])
+        sampled = [(index, item.session, sequence) for index, item, sequence in rows if item.sample]
+        logits = self._run(count, len(sampled), (item.session for _, item, _ in rows))
+        for token, (index, item, sequence) in zip(tokens, rows, strict=True):
+            self._grow(sequence, item.pos + 1)
+            sequence.accept([token])
+            results[index] = StepResult(item.session, item.epoch)
+        self._sample(sampled, logits, results)
+
+    def _run(self, rows: int, outputs: int, sessions: Iterable[int | str]) -> Any:
+        """The logits of the flagged rows. After a failure the lengths are read back from the KV cache."""
+        started = time.perf_counter()
+        try:
+            return self._context.run(rows, outputs)
+        except DecodeFailed:
+            for session in sessions:
+                self._grow(self._sequences[session], self._context.length(int(session)))
+            raise
+        finally:
+            self._engine_s += time.perf_counter() - started
+
+    def _sample(self, sampled: list[tuple[int, int | str, Sequence]], logits: Any, results: list[StepResult]) -> None:
+        """Draw for each sampled row; row r of ``logits`` belongs to entry r."""
+        if not sampled:
+            return
+        started = time.perf_counter()
+        sequences = [sequence for _, _, sequence in sampled]
+        tokens = self._chooser.choose(sequences, logits)
+        for row, (index, session, sequence) in enumerate(sampled):
+            sequence.last = tokens[row]
+            results[index] = self._chooser.result(session, sequence, tokens[row], logits[row])
+        self._sample_s += time.perf_counter() - started
+
+
+def _slot_of_row(row: tuple[int, DecodeItem, Sequence]) -> int:
+    return int(row[1].session)

@@ -1,0 +1,109 @@
+"""A look into a model's files before anything is loaded: is it a whole GGUF, and what is in it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treadle_shared.errors import ModelError
+from treadle_worker.llama.library import Library
+
+_MAGIC: Final = b"GGUF"
+_SPLIT: Final = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
+
+
+class _InitParams(ctypes.Structure):
+    """``struct gguf_init_params``."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSummary:
+    """``files`` in order (one, or all parts of a split model), the ggml types of their weight matrices, and
+    their weights' size in bytes.
+    """
+
+    files: tuple[Path, ...]
+    weight_types: frozenset[int]
+    weight_bytes: int
+
+
+def inspect_model(library: Library, path: Path) -> GgufSummary:
+    """Look at a model's header and size. Raises ModelError with one sentence that says what is wrong."""
+    files = model_files(path)
+    types: set[int] = set()
+    total = 0
+    for file in files:
+        _check_file(file)
+        file_types, file_bytes = _read_tensors(library, file)
+        types |= file_types
+        total += file_bytes
+    return GgufSummary(files, frozenset(types), total)
+
+
+def model_files(path: Path) -> tuple[Path, ...]:
+    """The file itself, or all parts where its name is ``…-00001-of-0000N.gguf``."""
+    match = _SPLIT.match(path.name)
+    if match is None:
+        return (path,)
+    total = int(match["total"])
+    return tuple(path.with_name(f"{match['stem']}-{part:05d}-of-{match['total']}.gguf") for part in range(1, total + 1))
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if path.is_dir():
+            raise ModelError(f"{path}: is a directory, not a model file")
+        with path.open("rb") as stream:
+            magic = stream.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not magic:
+        raise ModelError(f"{path}: the file is empty")
+    if magic != _MAGIC:
+        raise ModelError(f"{path}: is not a GGUF file")
+
+
+def _read_tensors(library: Library, path: Path) -> tuple[set[int], int]:
+    """Types of the matrices and bytes of all tensors in one file. Raises ModelError where it is cut short."""
+    ggml = library.ggml
+    _declare(ggml)
+    library.log.forget_errors()
+    header = ggml.gguf_init_from_file(os.fsencode(path), _InitParams(True, None))
+    if not header:
+        raise ModelError(f"{path}: the header is damaged or cut short: {library.log.last_error or 'unreadable'}")
+    try:
+        tensors = range(ggml.gguf_get_n_tensors(header))
+        sizes = [ggml.gguf_get_tensor_size(header, tensor) for tensor in tensors]
+        ends = [ggml.gguf_get_tensor_offset(header, tensor) + sizes[tensor] for tensor in tensors]
+        types = {ggml.gguf_get_tensor_type(header, tensor) for tensor in tensors}
+        needed = ggml.gguf_get_data_offset(header) + max(ends, default=0)
+    finally:
+        ggml.gguf_free(header)
+    actual = path.stat().st_size
+    if actual < needed:
+        raise ModelError(f"{path}: is cut short: {actual} of {needed} bytes are there")
+    return types, sum(sizes)
+
+
+def _declare(ggml: Any) -> None:
+    """Signatures of the functions used here, from ``gguf.h``."""
+    ggml.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+    ggml.gguf_init_from_file.restype = ctypes.c_void_p
+    ggml.gguf_free.argtypes = [ctypes.c_void_p]
+    ggml.gguf_free.restype = None
+    for name in ("gguf_get_data_offset", "gguf_get_n_tensors"):
+        getattr(ggml, name).argtypes = [ctypes.c_void_p]
+        getattr(ggml, name).restype = ctypes.c_int64
+    for name in ("gguf_get_tensor_size", "gguf_get_tensor_offset"):
+        getattr(ggml, name).argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        getattr(ggml, name).restype = ctypes.c_size_t
+    ggml.gguf_get_tensor_type.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    ggml.gguf_get_tensor_type.restype = ctypes.c_int
