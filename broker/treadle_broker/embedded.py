@@ -132,15 +132,11 @@ class ContinuousBatchScheduler:
         Raises SchedulerStalled after ``max_ticks`` ticks, or where sessions wait and nothing can run.
         """
         for _ in range(max_ticks):
-            if not self.run_tick():
-                break
-        if not self._scheduler.idle:
-            snapshot = self.telemetry()
-            raise SchedulerStalled(
-                f"{snapshot.active_sessions} active and {snapshot.queue_depth} queued sessions after "
-                f"{snapshot.ticks_total} ticks (bound: {max_ticks})"
-            )
-        return self.outputs()
+            with self._lock:  # nobody may submit between the tick that finds nothing to do and the look at what is left
+                if not self.run_tick():
+                    return self._whole_outputs(max_ticks)
+        with self._lock:
+            return self._whole_outputs(max_ticks)
 
     def output(self, session_id: str) -> SessionOutput:
         """The newest session of this id. Raises KeyError."""
@@ -180,6 +176,15 @@ class ContinuousBatchScheduler:
             self._scheduler.check()
             self._runner.check()
             assert self._scheduler.telemetry(self._clock()).balanced
+
+    def _whole_outputs(self, max_ticks: int) -> dict[str, SessionOutput]:
+        if not self._scheduler.idle:
+            snapshot = self.telemetry()
+            raise SchedulerStalled(
+                f"{snapshot.active_sessions} active and {snapshot.queue_depth} queued sessions after "
+                f"{snapshot.ticks_total} ticks (bound: {max_ticks})"
+            )
+        return self.outputs()
 
     def _check_tokens(self, request: GenerationRequest) -> None:
         if min(request.prompt_tokens) < 0 or max(request.prompt_tokens) >= self._facts.n_vocab:

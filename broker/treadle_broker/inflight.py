@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from treadle_broker.plan import Plan
@@ -60,6 +61,10 @@ class InFlight:
     def retire(self) -> Sent:
         """The oldest tick is answered in full."""
         return self._sent.popleft()
+
+    def running(self) -> Iterator[Session]:
+        """Live sessions with an unanswered row that the engine will run."""
+        return (session for sent in self._sent if not sent.void for session in sent.unanswered())
 
     def after_oldest(self) -> list[Sent]:
         """The ticks sent after the oldest one."""

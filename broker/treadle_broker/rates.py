@@ -9,7 +9,7 @@ _BUCKET_S = 0.5  # resolution of the window's edge; bounds the buckets to 21
 
 
 class RateMeter:
-    """Events a second over the last ``WINDOW_S`` seconds, or since the first event when that is less."""
+    """Events a second over the last ``WINDOW_S`` seconds (cut to whole buckets), or since the first event if less."""
 
     def __init__(self) -> None:
         self._buckets: deque[tuple[int, int]] = deque()
@@ -21,7 +21,7 @@ class RateMeter:
             return
         if self._started is None:
             self._started = now
-        bucket = int(now / _BUCKET_S)
+        bucket = int(now // _BUCKET_S)
         if self._buckets and self._buckets[-1][0] >= bucket:
             last, total = self._buckets.pop()
             self._buckets.append((last, total + count))
@@ -31,13 +31,15 @@ class RateMeter:
 
     def rate(self, now: float) -> float:
         """Events a second."""
-        self._trim(now)
+        first = self._trim(now)
         if self._started is None or not self._buckets:
             return 0.0
-        span = min(WINDOW_S, max(now - self._started, _BUCKET_S))
-        return sum(count for _, count in self._buckets) / span
+        span = now - max(self._started, first * _BUCKET_S)
+        return sum(count for _, count in self._buckets) / max(span, _BUCKET_S)
 
-    def _trim(self, now: float) -> None:
-        oldest = int((now - WINDOW_S) / _BUCKET_S)
-        while self._buckets and self._buckets[0][0] <= oldest:
+    def _trim(self, now: float) -> int:
+        """Drop what left the window; the number of the first bucket that lies in it whole."""
+        first = int((now - WINDOW_S) // _BUCKET_S) + 1
+        while self._buckets and self._buckets[0][0] < first:
             self._buckets.popleft()
+        return first

@@ -149,7 +149,7 @@ class Roster:
 
     def _seat_returning(self) -> None:
         while self._returning:
-            session = next(iter(self._returning))
+            session = min(self._returning, key=lambda one: not self.suspects.tries(one))
             if not self.fits(session):
                 return
             del self._returning[session]

@@ -127,8 +127,9 @@ class Scheduler:
             self._roster.promote(session, now)
             self._promoted.append(Promoted(session.key, now - session.submitted_at))
         release = self._roster.slots.take_releases()
-        decode = self._planner.decodes(self._next_tick)
-        prefill = self._planner.prefills(self._next_tick)
+        crowded = self._roster.suspects.crowded(self._inflight.running())
+        decode = [] if crowded else self._planner.decodes(self._next_tick)
+        prefill = [] if crowded else self._planner.prefills(self._next_tick)
         if not (release or decode or prefill):
             return None
         return self._send(release, decode, prefill, now)
@@ -151,6 +152,7 @@ class Scheduler:
         elif not sent.void:
             events = list(self._settlement.ran(sent, result, now))
         if result.last:
+            events += self._settlement.closed(sent)
             self._retire(result, now)
         return events
 
@@ -210,6 +212,7 @@ class Scheduler:
         """The engine is gone, with every tick in flight; sessions that ran are rebuilt on the next one."""
         self._ready = False
         self._resync = False
+        self._kv_drift = 0
         dropped = self._inflight.drop_all()
         in_ticks = dict.fromkeys(session for sent in dropped if not sent.void for session in sent.unanswered())
         active = [session for session in self._roster.sessions.values() if session.active]

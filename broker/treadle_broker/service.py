@@ -19,7 +19,6 @@ from treadle_broker.node_facts import derive_budget, expected_facts
 from treadle_broker.publisher import Publisher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.side_thread import SideThread
-from treadle_broker.signals import StopSignals
 from treadle_broker.status import Status
 from treadle_broker.stream import Stream
 from treadle_broker.submissions import Submissions
@@ -30,6 +29,7 @@ from treadle_shared.limits import MAX_FRAME_BYTES
 from treadle_shared.log import get_logger
 from treadle_shared.notify import Notifier
 from treadle_shared.rundir import RuntimeDir
+from treadle_shared.signals import StopSignals
 
 _log = get_logger("broker")
 _IDLE_WAIT_S = 0.25  # the longest sleep: bounds how late silence and orphans are noticed

@@ -65,7 +65,8 @@ class Session:
     ``rows`` count KV rows, ``tokens`` generated tokens; *planned* ones are in a tick that was sent, *done* and
     *emitted* ones are confirmed by a result. Between the two lies what a failed tick takes back.
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
-    ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded.
+    ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
+    after an eviction since it last emitted a token.
     """
 
     key: SessionKey
@@ -85,6 +86,7 @@ class Session:
     strikes: int = 0
     lone_deaths: int = 0
     emitted_at_death: int = -1
+    misses: int = 0
     reason: DoneReason | None = None
 
     def move(self, state: State) -> None:

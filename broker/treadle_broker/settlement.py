@@ -12,6 +12,8 @@ from treadle_broker.session import Session, State
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import ResultRow, TickResult
 
+_MAX_MISSES = 3  # rebuilds without a token in between; further ones would only evict one another's KV again
+
 Finish = Callable[[Session, DoneReason, str], Finished]
 
 
@@ -60,6 +62,12 @@ class Settlement:
             self._never_opened(session)
         yield from self.lost(lost, f"tick failed: {result.error}")
 
+    def closed(self, sent: Sent) -> Iterator[Event]:
+        """The last part was taken; a row that no part answered is lost, so that its session cannot wait for ever."""
+        missing = [] if sent.void else sent.unanswered()
+        if missing:
+            yield from self.lost(missing, "a row was not answered")
+
     def void(self, sent: Sent) -> None:
         """A tick the engine will refuse, or never saw: as if it had not been planned."""
         sent.void = True
@@ -96,6 +104,7 @@ class Settlement:
         if session.state is not State.DECODING:
             session.move(State.DECODING)
         session.emitted += 1
+        session.misses = 0
         self._roster.suspects.clear(session)
         yield Emitted(session.key, session.emitted - 1, row.token, row.logprobs)
         if session.emitted == session.job.max_new_tokens:
@@ -103,17 +112,20 @@ class Settlement:
 
     def _missed(self, session: Session) -> Event:
         self._counters.cache_misses += 1
-        if not self._recover_misses:
+        session.misses += 1
+        if not self._recover_misses or session.misses > _MAX_MISSES:
             return self._finish(session, DoneReason.CACHE_MISS, "the KV was evicted")
         self._roster.rebuild(session)
         return Rebuilding(session.key, "cache_miss")
 
     def _skipped(self, sent: Sent, slot: int, gen: int) -> None:
-        planned, _ = sent.open_rows.pop((slot, gen), (None, None))
-        if planned is None:
+        planned, session = sent.open_rows.pop((slot, gen), (None, None))
+        if planned is None or session is None:
             self._counters.stale_results += 1
-        else:
-            self._not_run(sent, planned)
+            return
+        self._not_run(sent, planned)
+        if session.live and session.gen == gen:  # nothing that was answered before explains it
+            sent.open_rows[slot, gen] = planned, session
 
     def _not_run(self, sent: Sent, planned: PlannedDecode | PlannedPrefill) -> None:
         """The engine holds fewer rows than were expected, until the slot's release has been planned."""

@@ -2,8 +2,8 @@
 
 A session gets a strike when a tick that held its row was lost and it has emitted nothing since the previous
 loss. From the second strike it is a suspect: suspects run on trial by halves while everyone else waits, so that
-a lone culprit stands alone after a few losses. One that dies alone twice is poison. A suspect that emits a
-token, or ends, is cleared.
+a lone culprit among n suspects stands alone after log2(n) losses. One that dies alone twice is poison. A suspect
+that emits a token, or ends, is cleared; when a whole half is cleared, the other half of its group is tried.
 """
 
 from __future__ import annotations
@@ -17,15 +17,26 @@ _POISON_LONE_DEATHS = 2
 
 
 class Suspects:
-    """Suspects in the order they became so, and the group that is on trial."""
+    """Suspects in the order they became so, the group that is on trial, and the narrowest one known to be guilty."""
 
     def __init__(self) -> None:
         self._suspects: dict[Session, None] = {}
+        self._guilty: set[Session] = set()
         self._trial: set[Session] = set()
+
+    def tries(self, session: Session) -> bool:
+        """Whether the session is on trial: it is the next to get a slot, since others wait for the verdict."""
+        return session in self._trial
 
     def may_run(self, session: Session) -> bool:
         """Whether the planner may give this session a row. A trial begins once one of its group has a slot."""
-        return not self._trial or session in self._trial or all(suspect.slot is None for suspect in self._trial)
+        return not self._trial or session in self._trial or not any(_on_trial(suspect) for suspect in self._trial)
+
+    def crowded(self, running: Iterable[Session]) -> bool:
+        """Whether a trial has to wait for rows of others in flight: who dies with its group would blur the verdict,
+        and lose progress to it.
+        """
+        return bool(self._trial) and any(not self.may_run(session) for session in running)
 
     def lost(self, sessions: Iterable[Session]) -> list[Session]:
         """A tick with rows of these was lost; returns the ones that are poison."""
@@ -35,7 +46,8 @@ class Suspects:
             session.emitted_at_death = session.emitted
         for session in poisoned:
             del self._suspects[session]
-        self._trial = self._next_trial(set(there))
+        self._guilty = self._trial.intersection(there, self._suspects) or set(self._suspects)
+        self._trial = self._half_of_guilty()
         return poisoned
 
     def clear(self, session: Session) -> None:
@@ -44,13 +56,15 @@ class Suspects:
         if session not in self._suspects:
             return
         del self._suspects[session]
+        self._guilty.discard(session)
         self._trial.discard(session)
-        if not self._trial and self._suspects:
-            self._trial = self._halved(set(self._suspects))
+        if not self._trial:
+            self._guilty = self._guilty or set(self._suspects)
+            self._trial = self._half_of_guilty()
 
     def check(self) -> None:
         """Raise AssertionError where a trial holds someone who is no suspect, or nobody while there are some."""
-        assert self._trial <= set(self._suspects)
+        assert self._trial <= self._guilty <= set(self._suspects)
         assert bool(self._trial) == bool(self._suspects)
         assert all(session.live for session in self._suspects)
 
@@ -69,11 +83,12 @@ class Suspects:
                 poisoned.append(session)
         return poisoned
 
-    def _next_trial(self, died: set[Session]) -> set[Session]:
-        """Half of the group that died; one that died alone, alone again; else half of everyone suspected."""
-        group = {session for session in self._trial & died if session in self._suspects}
-        return group if len(group) == 1 else self._halved(group or set(self._suspects))
+    def _half_of_guilty(self) -> set[Session]:
+        """Half of the guilty group, one of one; those with a slot first, since a trial of others cannot begin yet."""
+        group = sorted((one for one in self._suspects if one in self._guilty), key=lambda one: one.slot is None)
+        return set(group[: (len(group) + 1) // 2])
 
-    def _halved(self, group: set[Session]) -> set[Session]:
-        ordered = [session for session in self._suspects if session in group]
-        return set(ordered[: (len(ordered) + 1) // 2])
+
+def _on_trial(suspect: Session) -> bool:
+    """Whether it can run or, with its last row in flight and its slot given back, does."""
+    return suspect.slot is not None or suspect.leaving

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from treadle._call import Call
 from treadle._core import Core
 from treadle._link import Link
-from treadle._options import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S
+from treadle._options import CALL_TIMEOUT_S
 from treadle_shared.rundir import find_runtime_dir
+
+CONTROL_TIMEOUT_S: Final = 2.0  # an operator asks of a node that is there; it answers in milliseconds
 
 
 class Control:
     """A connection to the control endpoint of a node. Raises Unavailable where no broker answers in time."""
 
     def __init__(
-        self, runtime_dir: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_TIMEOUT_S
+        self, runtime_dir: str | os.PathLike[str] | None = None, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> None:
         directory = find_runtime_dir(runtime_dir)
         self._link = Link(directory.control, str(directory.path))

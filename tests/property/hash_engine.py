@@ -18,6 +18,9 @@ _EOG_EVERY = 17  # one draw in so many ends the answer
 PROMPT_ROW, EMITTED_ROW = 0, 1
 
 
+Poison = Callable[[int, int], None]
+
+
 class WorkerDied(Exception):
     """The engine took its process with it."""
 
@@ -61,6 +64,7 @@ def reference(
 class _Sequence:
     params: SamplingParams
     state: int
+    first: int
     rows: int = 0
     emitted: int = 0
     last: int | None = None
@@ -72,14 +76,14 @@ class HashEngine:
     ``min_prefill_rows`` 2, an emitted token prefilled under ``replay_decode``) changes every later token.
 
     ``fail_decode`` and ``fail_prefill`` make the next such batch fail with that code; ``evict`` drops a sequence;
-    ``kills`` says which rows take the process down.
+    ``poison`` is asked for each row, with the first token of its sequence and its position, and raises.
     """
 
-    def __init__(self, facts: EngineFacts, kills: Callable[[PrefillItem | DecodeItem], bool] | None = None) -> None:
+    def __init__(self, facts: EngineFacts, poison: Poison | None = None) -> None:
         self.facts = facts
         self.fail_decode = 0
         self.fail_prefill = 0
-        self._kills = kills
+        self._poison = poison
         self._sequences: dict[tuple[int | str, int], _Sequence] = {}
 
     @property
@@ -104,17 +108,20 @@ class HashEngine:
         return True
 
     def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
-        self._die(items)
         for item in items:
             if item.start == 0:
                 assert item.params is not None
-                self._sequences[item.session, item.epoch] = _Sequence(item.params, opening(self.recipe_fingerprint))
+                opened = _Sequence(item.params, opening(self.recipe_fingerprint), item.tokens[0])
+                self._sequences[item.session, item.epoch] = opened
+        for item in items:
+            self._taste(item, range(item.start, item.start + len(item.tokens)))
         code, self.fail_prefill = self.fail_prefill, 0
         self._maybe_fail(items, code)
         return [self._chunk(item) for item in items]
 
     def decode_batch(self, items: Sequence[DecodeItem]) -> list[StepResult]:
-        self._die(items)
+        for item in items:
+            self._taste(item, range(item.pos, item.pos + 1))
         code, self.fail_decode = self.fail_decode, 0
         self._maybe_fail(items, code)
         return [self._row(item) for item in items]
@@ -122,9 +129,11 @@ class HashEngine:
     def release(self, session: int | str, epoch: int) -> None:
         self._sequences.pop((session, epoch), None)
 
-    def _die(self, items: Sequence[PrefillItem | DecodeItem]) -> None:
-        if self._kills is not None and any(self._kills(item) for item in items):
-            raise WorkerDied
+    def _taste(self, item: PrefillItem | DecodeItem, positions: range) -> None:
+        sequence = self._sequences.get((item.session, item.epoch))
+        if self._poison is not None and sequence is not None:
+            for position in positions:
+                self._poison(sequence.first, position)
 
     def _maybe_fail(self, items: Sequence[PrefillItem | DecodeItem], code: int) -> None:
         """What a failed batch leaves in its sequences is anybody's guess."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from hash_engine import HashEngine, WorkerDied, reference
+from hash_engine import HashEngine, Poison, WorkerDied, reference
 
 from treadle_broker.plan import Emitted, Event, Finished, Plan, Promoted, Rebuilding
 from treadle_broker.scheduler import Scheduler
@@ -17,13 +17,11 @@ from treadle_broker.tick_builder import build_tick
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
 from treadle_shared.budget import NodeBudget
 from treadle_shared.codec import decode_from_worker, decode_to_worker, encode
-from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem
+from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.runner import TickRunner
 from treadle_shared.sampling import SamplingParams
 from treadle_shared.ticks import Tick, TickResult
-
-Kills = Callable[[PrefillItem | DecodeItem], bool]
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class World:
         depth: int,
         *,
         recover_misses: bool = True,
-        kills: Kills | None = None,
+        poison: Poison | None = None,
     ) -> None:
         self.scheduler = Scheduler(budget, facts, depth=depth, recover_misses=recover_misses)
         self.now = 0.0
@@ -73,7 +71,7 @@ class World:
         self.deaths = 0
         self.undisturbed = True  # no miss and no failed batch yet: the ledger is exact
         self.ticks_run = 0
-        self._kills = kills
+        self._poison = poison
         self._recover_misses = recover_misses
         self._refused: Counter[str] = Counter()
         self._epochs: dict[tuple[str, str], int] = {}
@@ -84,7 +82,7 @@ class World:
         self._tampered: set[int] = set()
         self._running: Iterator[TickResult] | None = None
         self.worker_up = False
-        self.engine = HashEngine(facts, kills)
+        self.engine = HashEngine(facts, poison)
         self.runner = TickRunner(self.engine, clock=lambda: 0.0)
 
     # ---- clients
@@ -240,12 +238,10 @@ class World:
         left_out = [session for session in wanting if session.live and session.key not in decoding]
         assert not left_out or len(plan.decode) == self.budget.max_batch_size
         assert not prefilling or plan.prefill
-        for key in decoding:
-            self.clients[key].waited = 0
-        for session in left_out:
+        for session in self._seated():
             client = self.clients[session.key]
-            client.waited += 1
-            assert client.waited <= -(-len(self._seated()) // self.budget.max_batch_size) + 1, "a session starves"
+            client.waited = client.waited + 1 if session in left_out else 0
+            assert client.waited <= -(-self.budget.max_active // self.budget.max_batch_size), "a session starves"
 
     def work(self) -> bool:
         """Let the worker come up with its next result part; False where it has nothing to do."""
@@ -367,12 +363,13 @@ class World:
         self.faults += 1
         for client in self.clients.values():
             client.faults += 1
+            client.waited = 0
 
     def start_worker(self, facts: EngineFacts | None = None, budget: NodeBudget | None = None) -> None:
         """A fresh worker, perhaps of another recipe, perhaps under another budget."""
         old, self.facts = self.facts, facts or self.facts
         self.budget = budget or self.budget
-        self.engine = HashEngine(self.facts, self._kills)
+        self.engine = HashEngine(self.facts, self._poison)
         self.runner = TickRunner(self.engine, clock=lambda: 0.0)
         self.undisturbed = True
         self.worker_up = True

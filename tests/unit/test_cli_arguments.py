@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treadle.cli import exits
+from treadle.cli.entry import COMMANDS, main, make_parser, one_line
 from treadle.cli.generation import options_of, text_or_stdin
-from treadle.cli.main import COMMANDS, main, make_parser, one_line
 from treadle.cli.node_flags import flags_of
 from treadle.cli.sessions import table
 from treadle.cli.status import describe

@@ -15,6 +15,7 @@ from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.log import get_logger
 from treadle_shared.notify import Notifier
 from treadle_shared.rundir import RuntimeDir
+from treadle_shared.signals import StopSignals
 from treadle_shared.ticks import (
     Heartbeat,
     Probe,
@@ -29,7 +30,6 @@ from treadle_worker.engines import START_ERRORS, OpenEngine
 from treadle_worker.enginethread import RESULTS, EngineThread, Reset, Stop
 from treadle_worker.handshake import EXIT_FAILURE, Handshake
 from treadle_worker.link import BrokerLink
-from treadle_worker.signals import StopSignals
 from treadle_worker.status import WorkerStatus
 from treadle_worker.throttle import Throttle
 
@@ -61,7 +61,7 @@ class WorkerService:
         self._results = self._inside.socket(zmq.PAIR)
         self._results.bind(RESULTS)
         self._engine = EngineThread(config, self._status, self._inside)
-        self._signals = StopSignals()
+        self._signals = StopSignals(on_second=lambda number: os._exit(128 + number))
 
     def run(self) -> int:
         """Serve until told to stop, refused for good, or without an engine."""

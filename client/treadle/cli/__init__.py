@@ -1,5 +1,5 @@
 """The ``treadle`` command."""
 
-from treadle.cli.main import main
+from treadle.cli.entry import main
 
 __all__ = ["main"]

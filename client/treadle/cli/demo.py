@@ -18,6 +18,7 @@ from treadle.cli import exits
 from treadle.cli.board import Board, make_board
 from treadle.cli.node_flags import add_node_flags, flags_of
 from treadle.cli.progress import Progress
+from treadle.cli.settle import held, settled_status
 from treadle.cli.stopwatch import Stopwatch
 from treadle.client import Client
 from treadle.events import TextDelta
@@ -37,8 +38,6 @@ QUESTIONS: Final = (
 )
 DEFAULTS: Final = {"max_sessions": len(QUESTIONS), "session_tokens": 1024, "log_format": "json"}
 MAX_TOKENS: Final = 128
-IDLE_TIMEOUT_S: Final = 10.0  # the ledger is even a tick after the last answer; longer means a leak
-POLL_S: Final = 0.05
 LOG_LINES: Final = 15  # of the node's own log, shown where it does not start
 
 
@@ -81,12 +80,12 @@ def _stream(runtime_dir: str, max_tokens: int) -> dict[str, Any]:
     """Ask everything at once and measure."""
     board = make_board(QUESTIONS, sys.stdout)
     began = time.perf_counter()
-    with Client(runtime_dir) as client, ThreadPoolExecutor(len(QUESTIONS)) as threads:
+    with ThreadPoolExecutor(len(QUESTIONS)) as threads, Client(runtime_dir) as client:  # the client ends first
         with board:
             jobs = [threads.submit(_ask, client, board, place, max_tokens) for place in range(len(QUESTIONS))]
             answers = [job.result() for job in jobs]
         wall_s = time.perf_counter() - began
-        return _summary(answers, wall_s, _settled(client))
+        return _summary(answers, wall_s, settled_status(client)["telemetry"])
 
 
 def _ask(client: Client, board: Board, place: int, max_tokens: int) -> _Answer:
@@ -100,25 +99,11 @@ def _ask(client: Client, board: Board, place: int, max_tokens: int) -> _Answer:
     return _Answer(session, watch)
 
 
-def _settled(client: Client) -> dict[str, Any]:
-    """Telemetry once nothing is live, or as it is after IDLE_TIMEOUT_S."""
-    deadline = time.monotonic() + IDLE_TIMEOUT_S
-    telemetry = client.telemetry()
-    while any(_held(telemetry).values()) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        telemetry = client.telemetry()
-    return telemetry
-
-
-def _held(telemetry: dict[str, Any]) -> dict[str, int]:
-    return {name: telemetry[name] for name in ("kv_bytes", "active_sessions", "queue_depth")}
-
-
 def _summary(answers: Sequence[_Answer], wall_s: float, telemetry: dict[str, Any]) -> dict[str, Any]:
     first = [answer.watch.first_token_s for answer in answers if answer.watch.first_token_s is not None]
     between = [gap for answer in answers for gap in answer.watch.between_tokens_s]
     tokens = sum(answer.watch.tokens for answer in answers)
-    held = _held(telemetry)
+    left = held(telemetry)
     return {
         "answers": len(answers),
         "finished": sum(answer.session.finish_reason in ("stop", "length") for answer in answers),
@@ -131,8 +116,8 @@ def _summary(answers: Sequence[_Answer], wall_s: float, telemetry: dict[str, Any
         "ttft_p99_s": percentile(first, 0.99),
         "itl_p50_s": percentile(between, 0.50),
         "itl_p99_s": percentile(between, 0.99),
-        **held,
-        "idle": not any(held.values()),
+        **left,
+        "idle": not any(left.values()),
     }
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from treadle.cli.settle import settled_status
 from treadle.cli.stopwatch import Stopwatch
 from treadle.client import Client
 from treadle.events import TextDelta
@@ -17,9 +18,6 @@ from treadle.supervise import BackgroundNode, prepare_node
 from treadle_shared.concurrency import ConcurrencyResult, Percentiles, SweepPlan
 from treadle_shared.errors import ConfigError
 from treadle_shared.limits import MAX_REQUESTS
-
-IDLE_TIMEOUT_S = 10.0  # the ledger is even a tick after the last answer
-POLL_S = 0.02
 
 
 def measure_level(level: int, plan: SweepPlan, settings: Mapping[str, Any]) -> ConcurrencyResult:
@@ -45,7 +43,7 @@ def _run_jobs(directory: Path, level: int, plan: SweepPlan) -> ConcurrencyResult
         with ThreadPoolExecutor(len(sessions)) as threads:
             list(threads.map(_read, sessions, watches))
         wall_s = time.perf_counter() - began
-        return _result(level, sessions, watches, wall_s, _settled(client))
+        return _result(level, sessions, watches, wall_s, settled_status(client))
 
 
 def _request(job: int, plan: SweepPlan, n_vocab: int) -> dict[str, Any]:
@@ -62,16 +60,6 @@ def _read(session: Session, watch: Stopwatch) -> None:
     for event in session.events():
         if isinstance(event, TextDelta):
             watch.came(len(event.tokens))
-
-
-def _settled(client: Client) -> dict[str, Any]:
-    """The node's facts once nothing is live, or as they are after IDLE_TIMEOUT_S."""
-    deadline = time.monotonic() + IDLE_TIMEOUT_S
-    facts = client.status()
-    while facts["telemetry"]["active_sessions"] and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        facts = client.status()
-    return facts
 
 
 def _result(

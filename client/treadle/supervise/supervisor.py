@@ -152,7 +152,7 @@ class Supervisor:
 
     def _went(self, name: str, code: int) -> None:
         """A child that was told to go has gone."""
-        if name == BROKER and code != 0:
+        if name == BROKER and code not in (0, -signal.SIGTERM):  # SIGTERM: it was too young to catch it
             self._code = self._code or 1
         if self._phase is Phase.DRAINING:
             self._stop_rest()

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Counts SIGTERM and SIGINT while it is installed; ``fileno`` becomes readable with each."""
+    """Counts SIGTERM and SIGINT in the main thread while it is installed; ``fileno`` becomes readable with each.
 
-    def __init__(self) -> None:
+    ``on_second`` is called, with the signal's number and inside the handler, by every one after the first.
+    """
+
+    def __init__(self, on_second: Callable[[int], object] | None = None) -> None:
         self.count = 0
+        self._on_second = on_second
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._received) for number in _STOPPING}
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wants the process to end."""
+        return self.count > 0
 
     def fileno(self) -> int:
         """A descriptor to poll for readability."""
@@ -37,5 +48,7 @@ class StopSignals:
         os.close(self._reader)
         os.close(self._writer)
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
+    def _received(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        if self.count > 1 and self._on_second is not None:
+            self._on_second(number)
