@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import msgspec
+
 from treadle_broker.counters import Counters
 from treadle_broker.retry import RetryEstimator
 from treadle_broker.roster import Roster
@@ -50,7 +52,7 @@ class Admission:
             outcome = self._decide(job, now)
             if isinstance(outcome, AdmissionDecision):
                 self._withdraw(accepted)
-                return [], self._refuse_together(jobs, outcome)
+                return [], self._refuse_together(jobs, len(accepted), outcome, now)
             accepted.append(outcome)
             decisions.append(self._accepted(outcome))
         self._counters.submitted += len(accepted)
@@ -178,7 +180,7 @@ class Admission:
                     needed=needed,
                     available=max(0, limit - used),
                     limit=limit,
-                    retry_after_s=round(self._retry_after(now), 3),
+                    retry_after_s=self._retry_after(now),
                     message="every slot is busy and the queue is full",
                 )
         return None
@@ -188,7 +190,7 @@ class Admission:
         head = self._roster.queue.head()
         typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
         mean_job = sum(typical) / max(len(typical), 1)
-        return self._retry.promise([self._ticks_left(session) for session in seated], mean_job, now)
+        return round(self._retry.promise([self._ticks_left(session) for session in seated], mean_job, now), 3)
 
     def _ticks_left(self, session: Session) -> int:
         chunk = self._roster.budget.max_prefill_tokens_per_tick
@@ -203,12 +205,23 @@ class Admission:
             self._roster.end(session)
             self.forget(session)
 
-    def _refuse_together(self, jobs: Sequence[Job], culprit: AdmissionDecision) -> list[AdmissionDecision]:
+    def _refuse_together(
+        self, jobs: Sequence[Job], spoiler: int, refusal: AdmissionDecision, now: float
+    ) -> list[AdmissionDecision]:
+        """The same refusal for all; it is time to come back when there is a place for the last of them."""
+        retry_after_s = refusal.retry_after_s
+        if retry_after_s is not None:
+            for _ in jobs[spoiler + 1 :]:
+                retry_after_s = self._retry_after(now)
         decisions = [
-            culprit
-            if job.session_id == culprit.session_id
-            else _refusal(job.session_id, culprit.reason, message=f"submitted together with {culprit.session_id!r}")
-            for job in jobs
+            msgspec.structs.replace(
+                refusal,
+                session_id=job.session_id,
+                retry_after_s=retry_after_s,
+                field=refusal.field if number == spoiler else "",
+                message=refusal.message if number == spoiler else f"submitted together with {refusal.session_id!r}",
+            )
+            for number, job in enumerate(jobs)
         ]
         for decision in decisions:
             self._counters.reject(decision.reason)

@@ -61,6 +61,10 @@ class Node(Protocol):
         """Refuse what is new, finish what runs, then stop."""
         ...
 
+    def cancel_orphans_of(self, scope: str) -> None:
+        """End the sessions of a client that vanished, and then said goodbye after all."""
+        ...
+
 
 class Desk:
     """Reads one socket's messages and answers them. ``admin``: the operator's endpoint."""
@@ -139,6 +143,8 @@ class Desk:
         connection = self._connections.get(self._admin, identity)
         if isinstance(message, Hello):
             self._hello(identity, message, now)
+        elif connection is None and isinstance(message, Goodbye):
+            self._node.cancel_orphans_of(identity.hex())  # a failed send was noticed before its last word was read
         elif connection is None:
             self._fail(identity, _failure(rid, "hello_first", "", "say hello before anything else"))
         else:

@@ -118,6 +118,12 @@ class Broker:
         self._notifier.stopping("draining")
         _log.info("draining", timeout_s=timeout_s or self._config.drain_timeout_s)
 
+    def cancel_orphans_of(self, scope: str) -> None:
+        """End the sessions of a client that vanished, and then said goodbye after all."""
+        for stream in self._orphans:
+            if stream.key.client == scope:
+                self._orphans[stream] = 0.0
+
     # ---- timers
 
     def _on_time(self, now: float) -> None:

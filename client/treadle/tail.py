@@ -114,10 +114,10 @@ class TelemetryTail:
         new, gap = self._sequences.take(event)
         if gap is None:
             return [event] if new else []
-        missed = self._replay(gap)
+        missed = self.replay(gap)
         return [*missed, Gap(gap.topic, gap.first, gap.last, len(missed)), event]
 
-    def _replay(self, gap: Gap) -> list[TelemetryEvent]:
+    def replay(self, gap: Gap) -> list[TelemetryEvent]:
         """What the broker still keeps of a gap."""
         if gap.last - gap.first >= MAX_REPLAY:
             return []

@@ -89,7 +89,7 @@ def test_a_late_subscriber_gets_the_last_value_and_can_fetch_what_it_missed(refe
         (event,) = tail.receive(5.0)
         assert isinstance(event, TelemetryEvent)
         assert event.facts["ready"] is True
-        missed = tail._replay(Gap("session", 0, 10))
+        missed = tail.replay(Gap("session", 0, 10))
         assert [item.sequence for item in missed] == list(range(len(missed)))
         assert len(missed) >= 2
 
