@@ -14,6 +14,7 @@ Two views of the same decode ticks, each with a row for every session:
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import subprocess
@@ -65,6 +66,8 @@ def measure_worker(config: NodeConfig, ticks: int, params: SamplingParams) -> li
     """Seconds of each decode tick outside ``llama_decode`` and sampling, in one thread."""
     engine = LlamaEngine(config)
     runner = TickRunner(engine)
+    gc.collect()
+    gc.freeze()  # as the worker does once its engine is ready
     with zmq.Context() as context, tempfile.TemporaryDirectory() as directory:
         inner, outer = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
         outer.bind("inproc://results")

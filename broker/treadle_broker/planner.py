@@ -16,40 +16,47 @@ class Planner:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self._turns = 0
 
-    def decodes(self, tick_id: int) -> list[Row]:
+    def decodes(self) -> list[Row]:
         """The decode rows of a tick, in slot order."""
         roster = self._roster
         ready = [s for s in roster.slots.sessions() if s.wants_decode and roster.suspects.may_run(s)]
-        return [self._decode(session, tick_id) for session in pick_decodes(ready, roster.budget.max_batch_size)]
+        chosen = pick_decodes(ready, roster.budget.max_batch_size)
+        for session in chosen:
+            self._take_turn(session)
+        return [self._decode(session) for session in sorted(chosen, key=_slot)]
 
-    def prefills(self, tick_id: int) -> list[Row]:
+    def prefills(self) -> list[Row]:
         """The prefill chunks of a tick, first come first."""
         roster = self._roster
         waiting = (session for session in roster.prefilling() if roster.suspects.may_run(session))
         budget, min_rows = roster.budget.max_prefill_tokens_per_tick, roster.facts.min_prefill_rows
-        return [self._prefill(session, rows, tick_id) for session, rows in pick_prefills(waiting, budget, min_rows)]
+        return [self._prefill(session, rows) for session, rows in pick_prefills(waiting, budget, min_rows)]
 
-    def _decode(self, session: Session, tick_id: int) -> Row:
+    def _decode(self, session: Session) -> Row:
         slot = _slot(session)
         forced = session.replays_next
         sample = not forced or session.last_replay_next
         row = PlannedDecode(session.key, slot, session.gen, session.rows_planned, forced, sample)
-        session.last_decode_tick = tick_id
         self._advance(session, slot, 1, sample)
         return row, session
 
-    def _prefill(self, session: Session, rows: int, tick_id: int) -> Row:
+    def _prefill(self, session: Session, rows: int) -> Row:
         slot = _slot(session)
         emitted = session.prefill_rows - session.job.prompt_tokens
         final = rows == session.prefill_left
         sample = final and emitted == session.replay
         row = PlannedPrefill(session.key, slot, session.gen, session.rows_planned, rows, sample, emitted)
         if final:
-            session.last_decode_tick = tick_id  # its turn comes after those that wait already
+            self._take_turn(session)  # its first decode comes after those that wait already
             self._roster.prefilled(session)
         self._advance(session, slot, rows, sample)
         return row, session
+
+    def _take_turn(self, session: Session) -> None:
+        self._turns += 1
+        session.last_turn = self._turns
 
     def _advance(self, session: Session, slot: int, rows: int, sample: bool) -> None:
         session.rows_planned += rows
@@ -58,14 +65,14 @@ class Planner:
 
 
 def pick_decodes(ready: Sequence[Session], limit: int) -> list[Session]:
-    """At most ``limit`` of the sessions that want a decode row (in slot order, and so returned).
+    """At most ``limit`` of the sessions that want a decode row.
 
-    When there are more, those whose last row lies furthest back go first, so that none starves.
+    When there are more, those whose last turn lies furthest back, in that order, so that none starves and none is
+    more than one row ahead.
     """
     if len(ready) <= limit:
         return list(ready)
-    chosen = sorted(ready, key=lambda session: session.last_decode_tick)[:limit]
-    return sorted(chosen, key=_slot)
+    return sorted(ready, key=lambda session: session.last_turn)[:limit]
 
 
 def pick_prefills(waiting: Iterable[Session], budget: int, min_rows: int) -> list[tuple[Session, int]]:

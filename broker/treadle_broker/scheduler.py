@@ -128,8 +128,8 @@ class Scheduler:
             self._promoted.append(Promoted(session.key, now - session.submitted_at))
         release = self._roster.slots.take_releases()
         crowded = self._roster.suspects.crowded(self._inflight.running())
-        decode = [] if crowded else self._planner.decodes(self._next_tick)
-        prefill = [] if crowded else self._planner.prefills(self._next_tick)
+        decode = [] if crowded else self._planner.decodes()
+        prefill = [] if crowded else self._planner.prefills()
         if not (release or decode or prefill):
             return None
         return self._send(release, decode, prefill, now)

@@ -82,7 +82,7 @@ class Session:
     emitted: int = 0
     replay: int = 0
     prefill_rows: int = 0
-    last_decode_tick: int = -1
+    last_turn: int = 0
     strikes: int = 0
     lone_deaths: int = 0
     emitted_at_death: int = -1

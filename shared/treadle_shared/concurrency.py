@@ -124,8 +124,8 @@ class ConcurrencySweep:
 
     @property
     def corruption_free(self) -> bool:
-        """Whether every job gave the same tokens at every level as it did alone."""
-        return all(level.outputs == self.baseline for level in self.levels)
+        """Whether every job gave the same tokens at every level as it did alone; False where none was served."""
+        return bool(self.baseline) and all(level.outputs == self.baseline for level in self.levels)
 
     @property
     def cache_misses(self) -> int:

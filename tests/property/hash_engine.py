@@ -21,7 +21,7 @@ PROMPT_ROW, EMITTED_ROW = 0, 1
 Poison = Callable[[int, int], None]
 
 
-class WorkerDied(Exception):
+class WorkerDied(Exception):  # noqa: N818  (an event of the model world)
     """The engine took its process with it."""
 
 
@@ -83,6 +83,7 @@ class HashEngine:
         self.facts = facts
         self.fail_decode = 0
         self.fail_prefill = 0
+        self.missing: set[tuple[int | str, int]] = set()  # evicted and not yet released
         self._poison = poison
         self._sequences: dict[tuple[int | str, int], _Sequence] = {}
 
@@ -103,8 +104,9 @@ class HashEngine:
         """Drop one sequence; False where there is none."""
         if not self._sequences:
             return False
-        keys = list(self._sequences)
-        del self._sequences[keys[choice % len(keys)]]
+        key = list(self._sequences)[choice % len(self._sequences)]
+        del self._sequences[key]
+        self.missing.add(key)
         return True
 
     def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
@@ -128,6 +130,7 @@ class HashEngine:
 
     def release(self, session: int | str, epoch: int) -> None:
         self._sequences.pop((session, epoch), None)
+        self.missing.discard((session, epoch))
 
     def _taste(self, item: PrefillItem | DecodeItem, positions: range) -> None:
         sequence = self._sequences.get((item.session, item.epoch))

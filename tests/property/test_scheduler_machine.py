@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from clientele import Wish
 from hash_engine import N_VOCAB
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -85,7 +86,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(budget=budgets, facts=engines, recover_misses=st.booleans(), down=st.booleans())
     def begin(self, budget: NodeBudget, facts: EngineFacts, recover_misses: bool, down: bool) -> None:
         self.world = World(budget, facts, self.depth, recover_misses=recover_misses)
-        self.draining = False
         self.sound = True
         if not down:
             self.world.start_worker()
@@ -101,10 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._submit(group)
 
     def _submit(self, group: list[dict]) -> None:
-        decisions = self.world.submit([_wish(wish, self.world.now) for wish in group])
-        assert not (self.draining and any(decision.accepted for decision in decisions))
+        self.world.submit([_wish(wish, self.world.now) for wish in group])
 
-    @precondition(lambda self: self.world.clients)
+    @precondition(lambda self: self.world.clients.sessions)
     @step(choice=choices)
     def cancel(self, choice: int) -> None:
         self.world.cancel(self._key(choice))
@@ -113,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel_nobody(self, choice: int) -> None:
         self.world.cancel(SessionKey("ann", "s0", 1000 + choice))
 
-    @precondition(lambda self: any(client.tokens for client in self.world.clients.values()))
+    @precondition(lambda self: any(client.tokens for client in self.world.clients.sessions.values()))
     @step(choice=choices, cut=st.integers(0, 3))
     def stop(self, choice: int, cut: int) -> None:
         self.world.stop(self._key(choice), cut)
@@ -122,12 +121,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pass_time(self, passed: float) -> None:
         self.world.advance(passed)
 
-    @precondition(lambda self: len(self.world.clients) > 6 and not self.draining)
+    @precondition(lambda self: len(self.world.clients.sessions) > 6 and not self.world.clients.draining)
     @step(really=st.integers(0, 9))
     def drain(self, really: int) -> None:
         if really == 0:
-            self.world.scheduler.drain()
-            self.draining = True
+            self.world.drain()
 
     # ---- ticks
 
@@ -170,6 +168,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.tamper()
 
     @precondition(lambda self: self.world.worker_up)
+    @step(choice=choices)
+    def forget_a_row(self, choice: int) -> None:
+        self.world.forget_row(choice)
+
+    @precondition(lambda self: self.world.worker_up)
     @step(late_results=st.booleans())
     def lose_worker(self, late_results: bool) -> None:
         self.world.lose_worker(late_results)
@@ -210,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.finish()
 
     def _key(self, choice: int) -> SessionKey:
-        keys = list(self.world.clients)
+        keys = list(self.world.clients.sessions)
         return keys[choice % len(keys)]
 
 
@@ -220,7 +223,7 @@ class TwoInFlight(SchedulerMachine):
     depth = 2
 
 
-def _wish(wish: dict, now: float) -> tuple[Job, list[int], SamplingParams]:
+def _wish(wish: dict, now: float) -> Wish:
     job = Job(
         client=wish["client"],
         session_id=wish["session_id"],
@@ -230,7 +233,7 @@ def _wish(wish: dict, now: float) -> tuple[Job, list[int], SamplingParams]:
         queue_deadline=None if wish["queue_timeout"] is None else now + wish["queue_timeout"],
         deadline=None if wish["timeout"] is None else now + wish["timeout"],
     )
-    return job, wish["prompt"], SamplingParams(seed=wish["seed"], ignore_eos=wish["ignore_eos"])
+    return Wish(job, wish["prompt"], SamplingParams(seed=wish["seed"], ignore_eos=wish["ignore_eos"]))
 
 
 def _same_recipe(facts: EngineFacts, known: EngineFacts) -> EngineFacts:

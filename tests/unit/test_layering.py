@@ -20,7 +20,7 @@ FOREIGN = {
     "treadle_shared": {"msgpack", "msgspec", "structlog"},
     "treadle_broker": {"jinja2", "llama_cpp", "msgpack", "msgspec", "zmq"},
     "treadle_worker": {"llama_cpp", "msgspec", "numpy", "structlog", "zmq"},
-    "treadle": {"msgpack", "msgspec", "rich", "zmq"},
+    "treadle": {"matplotlib", "msgpack", "msgspec", "rich", "zmq"},
 }
 """What each package may use besides the standard library: its part of the dependencies."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -69,6 +70,8 @@ class EngineThread(Thread):
     def _live(self, results: zmq.Socket[bytes]) -> None:
         opened = open_engine(self._config, self._status)
         try:
+            gc.collect()
+            gc.freeze()  # what a start leaves behind stays: no tick waits while it is looked through again
             self._status.load = 1.0
             self._status.phase = "ready"
             self._status.offer = opened

@@ -6,14 +6,13 @@ import math
 import os
 import time
 import uuid
-from typing import Final, NoReturn
+from typing import Final
 
 import zmq
 
 from treadle_shared.config import NodeConfig
-from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_DETAIL, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.log import get_logger
-from treadle_shared.notify import Notifier
 from treadle_shared.rundir import RuntimeDir
 from treadle_shared.signals import StopSignals
 from treadle_shared.ticks import (
@@ -32,11 +31,10 @@ from treadle_worker.handshake import EXIT_FAILURE, Handshake
 from treadle_worker.link import BrokerLink
 from treadle_worker.status import WorkerStatus
 from treadle_worker.throttle import Throttle
+from treadle_worker.watch import Watch
 
-EXIT_STUCK: Final = 70  # EX_SOFTWARE: the engine does not come back; a supervisor starts a new worker
 MAX_OUTSTANDING: Final = 4  # ticks handed to the engine and not finished; a broker keeps two in flight
 _RESULT_BURST: Final = 64  # results forwarded in one turn; more than outstanding ticks can have
-_START_PATIENCE_S: Final = 30.0  # asked of a service manager with each heartbeat while the model loads
 _JOIN_S: Final = 5.0  # how long an idle engine may take to free its model before the process just ends
 
 
@@ -49,12 +47,12 @@ class WorkerService:
         self._worker_id = uuid.uuid4().hex
         self._status = WorkerStatus()
         self._handshake = Handshake()
-        self._notifier = Notifier()
+        self._watch = Watch(self._status, config.tick_timeout_s)
         self._ignored = Throttle()
         self._accepted = 0  # ticks handed to the engine thread
         self._announced = False
         self._exit: int | None = None
-        self._next_beat = self._next_watchdog = 0.0
+        self._next_beat = 0.0
         self._net: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inside: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=0)  # inproc needs none
         self._link = BrokerLink(self._net, directory.worker, config)
@@ -88,10 +86,8 @@ class WorkerService:
 
     def _next_turn(self) -> float:
         """When the loop must run though nothing arrives."""
-        turns = [self._next_beat]
-        if self._notifier.watchdog_s is not None:
-            turns.append(self._next_watchdog)
-        if self._status.offer is not None and self._handshake.next_hello is not None:
+        turns = [self._next_beat, self._watch.next_turn]
+        if self._announced and self._handshake.next_hello is not None:
             turns.append(self._handshake.next_hello)
         return min(turns)
 
@@ -100,7 +96,7 @@ class WorkerService:
         if not self._signals.asked or self._status.draining:
             return
         self._log.info("worker_stopping", busy=self._status.tick_started is not None)
-        self._notifier.stopping("finishing the running tick")
+        self._watch.stopping()
         self._status.draining = True
         if self._status.offer is None:  # a load cannot be interrupted, and nobody waits for it
             self._exit = 0
@@ -131,15 +127,17 @@ class WorkerService:
             self._announce(self._status.offer)
             if self._handshake.hello_due(now):
                 self._handshake.said_hello(now, self._link.send(self._hello(self._status.offer)))
-        self._watch(now)
+        self._watch.keep(now)
 
     def _check_engine(self) -> None:
         """The thread ends when it was told to, or with a failure."""
         if not self._status.ended or self._exit is not None:
             return
         self._engine.join()
+        self._take_results(time.monotonic())  # those of its last tick
         failure = self._status.failure
         if isinstance(failure, START_ERRORS):
+            self._say_goodbye(str(failure))
             self._close()
             raise failure
         if failure is not None:
@@ -220,7 +218,7 @@ class WorkerService:
         if not self._link.send(beat):
             self._broker_silent(now, "it takes no heartbeats")
         if status.offer is None:
-            self._notifier.status(f"{status.phase}: {status.load:.0%}", _START_PATIENCE_S)
+            self._watch.starting()
 
     def _hello(self, offer: OpenEngine) -> WorkerHello:
         return WorkerHello(
@@ -254,31 +252,19 @@ class WorkerService:
             recipe=facts.recipe_fingerprint,
             weight_bytes=facts.weight_bytes,
         )
-        self._notifier.ready(f"serving {offer.model} on {offer.device}")
-
-    def _watch(self, now: float) -> None:
-        """Feed the service manager's watchdog while the engine gets on; leave when it does not."""
-        if self._status.tick_age(now) > self._config.tick_timeout_s:
-            self._give_up(now)
-        period = self._notifier.watchdog_s
-        if period is not None and now >= self._next_watchdog:
-            self._next_watchdog = now + period
-            self._notifier.watchdog()
-
-    def _give_up(self, now: float) -> NoReturn:
-        """A call into the engine does not return: nothing in this process can end it but the process."""
-        age, limit = round(self._status.tick_age(now), 3), self._config.tick_timeout_s
-        self._log.error("tick_timeout", tick_age_s=age, limit_s=limit)
-        os._exit(EXIT_STUCK)
+        self._watch.ready(f"serving {offer.model} on {offer.device}")
 
     def _leave(self, code: int) -> int:
-        self._link.send(WorkerBye(worker_id=self._worker_id, reason=f"exit {code}"))
+        self._say_goodbye(f"exit {code}")
         self._stop_engine()
         self._log.info("worker_stopped", code=code)
         self._close()
         if self._engine.is_alive():
             os._exit(code)
         return code
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._link.send(WorkerBye(worker_id=self._worker_id, reason=reason[:MAX_DETAIL]))
 
     def _stop_engine(self) -> None:
         """Let an engine that is idle free its model; one that still loads is left to the process's end."""
@@ -294,4 +280,4 @@ class WorkerService:
             self._results.close(linger=0)
             self._inside.term()
         self._signals.close()
-        self._notifier.close()
+        self._watch.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from treadle_shared.engine import StepResult
+from treadle_shared.engine import TokenLogprobs
+from treadle_shared.sampling import SamplingParams
 from treadle_worker.llama.logprobs import token_logprobs
 from treadle_worker.llama.sampler import Candidates, SamplerChain, needs_chain
 from treadle_worker.llama.sequence import Sequence
@@ -39,11 +41,11 @@ class Chooser:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def new_chain(self, sequence_params: Any) -> SamplerChain | None:
-        """The chain that these SamplingParams need, or None where an arg max does."""
-        if not needs_chain(sequence_params):
+    def new_chain(self, params: SamplingParams) -> SamplerChain | None:
+        """The chain that these parameters need, or None where an arg max does."""
+        if not needs_chain(params):
             return None
-        return SamplerChain(self._api, self._n_vocab, sequence_params, self._eog)
+        return SamplerChain(self._api, self._n_vocab, params, self._eog)
 
     def choose(self, sequences: list[Sequence], logits: Logits) -> list[int]:
         """One token for each sequence from its row; ``logits`` has shape (len(sequences), n_vocab)."""
@@ -53,11 +55,14 @@ class Chooser:
             self._draw(draws, sequences, logits, tokens)
         return tokens
 
-    def result(self, session: int | str, sequence: Sequence, token: int, row: Logits) -> StepResult:
-        """A chosen token with what was asked about it."""
-        n_top = sequence.params.logprobs
-        logprobs = None if n_top is None else token_logprobs(row, token, n_top)
-        return StepResult(session, sequence.epoch, token, token in self._eog, False, logprobs)
+    def logprobs(self, sequences: list[Sequence], tokens: list[int], logits: Logits) -> Iterable[TokenLogprobs | None]:
+        """What each sequence asked about its chosen token."""
+        if all(sequence.params.logprobs is None for sequence in sequences):
+            return repeat(None, len(sequences))
+        return [
+            None if sequence.params.logprobs is None else token_logprobs(row, token, sequence.params.logprobs)
+            for sequence, token, row in zip(sequences, tokens, logits, strict=True)
+        ]
 
     def _greedy(self, sequences: list[Sequence], logits: Logits) -> list[int]:
         if all(sequence.chain is not None for sequence in sequences):

@@ -23,6 +23,9 @@ _QUANTISED: Final = frozenset({"q8_0", "q4_0"})
 _FLASH_AUTO, _FLASH_OFF = -1, 0  # enum llama_flash_attn_type
 _BUFFER_LINE: Final = re.compile(r"compute buffer size\s*=\s*([0-9.]+) MiB")
 
+CANNOT_TRIM: Final = -100  # no code of llama.cpp's own
+_CANNOT_LOAD: Final = -101
+
 _FAILURES: Final = {
     1: "no room in the KV cache",
     2: "aborted",
@@ -41,16 +44,16 @@ def check_kv_type(config: NodeConfig, exact: bool) -> None:
 class LlamaContext:
     """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it.
 
-    In exact numerics flash attention is off and a call is never longer than one micro-batch, so that
-    llama.cpp itself never cuts a chunk. Raises ModelError where the context cannot be made.
+    Attention and the layout of the KV cache follow the model's switches. Raises ModelError where the context
+    cannot be made.
     """
 
-    def __init__(self, model: LlamaModel, config: NodeConfig, exact: bool, threads: int) -> None:
+    def __init__(self, model: LlamaModel, config: NodeConfig, threads: int) -> None:
         self.model = model
         self._api = model.library.api
         self.max_sequences = config.max_sessions
         with model.library.log.recorded() as lines:
-            self._handle = self._make(config, exact, threads)
+            self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
         self._memory = self._api.llama_get_memory(self._handle)
         if not self._memory:
@@ -106,12 +109,40 @@ class LlamaContext:
         """How many tokens the KV cache holds for a sequence, by its highest position."""
         return int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Let ``target``, which must be empty, start with the first ``length`` tokens of ``source``.
+
+        The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less.
+        """
+        self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.trim(target, length)
+
+    def trim(self, slot: int, length: int) -> None:
+        """Forget what a sequence holds after its first ``length`` tokens. Raises DecodeFailed where the model's
+        memory cannot.
+        """
+        if not self._api.llama_memory_seq_rm(self._memory, slot, length, -1):
+            raise DecodeFailed(CANNOT_TRIM, f"slot {slot}: this model's memory cannot be trimmed")
+
     def state_bytes(self, slot: int) -> int:
         """Bytes that saving one sequence's state would take."""
         return int(self._api.llama_state_seq_get_size(self._handle, slot))
 
-    def _make(self, config: NodeConfig, exact: bool, threads: int) -> Any:
-        params = self._params(config, exact, threads)
+    def save_state(self, slot: int) -> bytes:
+        """One sequence's KV, to be put back by ``load_state`` into any slot."""
+        size = self.state_bytes(slot)
+        buffer = (ctypes.c_uint8 * size)()
+        written = self._api.llama_state_seq_get_data(self._handle, buffer, size, slot)
+        return bytes(memoryview(buffer)[:written])
+
+    def load_state(self, slot: int, state: bytes) -> None:
+        """Put a saved KV into a slot, in place of what it holds. Raises DecodeFailed where it does not fit."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if not self._api.llama_state_seq_set_data(self._handle, buffer, len(state), slot):
+            raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
+
+    def _make(self, config: NodeConfig, threads: int) -> Any:
+        params = self._params(config, threads)
         log = self.model.library.log
         log.forget_errors()
         handle = self._api.llama_init_from_model(self.model.handle, params)
@@ -120,7 +151,7 @@ class LlamaContext:
             raise ModelError(f"{self.model.path}: no context of {params.n_ctx} tokens can be made: {reason}")
         return handle
 
-    def _params(self, config: NodeConfig, exact: bool, threads: int) -> Any:
+    def _params(self, config: NodeConfig, threads: int) -> Any:
         params = self._api.llama_context_default_params()
         tokens = min(config.session_tokens, self.model.ctx_train or config.session_tokens)
         params.n_ctx = -(-tokens // _CONTEXT_STEP) * _CONTEXT_STEP * self.max_sequences
@@ -129,8 +160,8 @@ class LlamaContext:
         params.n_batch = max(params.n_ubatch, self.max_sequences)  # a decode batch of every sequence must fit
         params.n_outputs_max = self.max_sequences  # one logits row a sequence; the default reserves one a token
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = _FLASH_OFF if exact else _FLASH_AUTO
-        params.kv_unified = False
+        params.flash_attn_type = _FLASH_AUTO if self.model.switches.flash_attention else _FLASH_OFF
+        params.kv_unified = self.model.switches.unified_kv
         params.type_k = params.type_v = _KV_TYPES[config.kv_type]
         params.offload_kqv = params.op_offload = bool(self.model.devices)
         return params

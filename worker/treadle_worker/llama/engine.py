@@ -13,16 +13,22 @@ from treadle_shared.errors import DecodeFailed, ModelError
 from treadle_shared.sampling import SamplingParams
 from treadle_worker.llama.batch import Piece, calls_alone, calls_packed
 from treadle_worker.llama.chooser import Chooser
-from treadle_worker.llama.context import LlamaContext, check_kv_type
+from treadle_worker.llama.context import LlamaContext, Logits, check_kv_type
 from treadle_worker.llama.facts import measure_facts
 from treadle_worker.llama.library import load_library
 from treadle_worker.llama.model import LlamaModel
 from treadle_worker.llama.selftest import SelfTest, Verdict
 from treadle_worker.llama.sequence import Sequence
+from treadle_worker.llama.switches import SwitchChoice, choose_switches
 from treadle_worker.pinning import usable_cpus
 
 _INVALID_BATCH: Final = -1  # llama_decode's own code for a batch that contradicts itself
 _UNTESTED: Final = Verdict(False, "numerics are fast; exactness is not promised and not tested")
+
+Row = tuple[DecodeItem | PrefillItem, Sequence]
+
+LogitsTap = Callable[[list[int | str], Logits], None]
+"""Given the sessions of the rows and the rows, shape (len(sessions), n_vocab), valid during the call alone."""
 
 
 def _unobserved(_value: Any) -> None:
@@ -35,7 +41,8 @@ class LlamaEngine:
     Construction loads the model, runs the self-test (exact numerics only) and a warm-up. ``on_progress`` gets
     the loaded fraction in [0, 1], ``on_phase`` the phases ``loading`` and ``testing``. ``last_timings`` are the
     seconds inside ``llama_decode`` and inside sampling of the last call; ``exact_detail`` says what the
-    self-test found; ``device`` names where the layers are. ``close`` frees everything.
+    self-test found; ``device`` names where the layers are. ``choose`` decides the kernel switches. ``close``
+    frees everything. ``on_logits``, where set, is called before tokens are chosen.
 
     In exact numerics every prompt chunk runs in calls of its own, and a lone row of a longer prompt is
     refused. Raises ModelError, WeightBudgetError or ConfigError.
@@ -46,22 +53,25 @@ class LlamaEngine:
         config: NodeConfig,
         on_progress: Callable[[float], None] = _unobserved,
         on_phase: Callable[[str], None] = _unobserved,
+        choose: SwitchChoice = choose_switches,
     ) -> None:
+        self.on_logits: LogitsTap | None = None
         self._exact = config.effective_numerics == "exact"
         self._engine_s = self._sample_s = 0.0
         self._sequences: dict[int | str, Sequence] = {}
         self._kv_tokens = 0
-        threads = config.threads or len(usable_cpus())
+        self.threads = threads = config.threads or len(usable_cpus())
         check_kv_type(config, self._exact)
-        library = load_library(self._exact)
+        library = load_library()
         on_phase("loading")
-        self._model = LlamaModel(library, config, self._exact, on_progress)
+        self._model = LlamaModel(library, config, choose, on_progress)
         try:
-            self._context = LlamaContext(self._model, config, self._exact, threads)
+            self._context = LlamaContext(self._model, config, threads)
         except Exception:
             self._model.close()
             raise
         self._chooser = Chooser(library.api, self._model.n_vocab, self._model.eog, threads)
+        self._eog = self._model.eog
         on_phase("testing")
         self._take_stock(config, threads)
 
@@ -96,6 +106,11 @@ class LlamaEngine:
         return self._facts
 
     @property
+    def model(self) -> LlamaModel:
+        """The loaded weights and what is known of them."""
+        return self._model
+
+    @property
     def kv_tokens(self) -> int:
         """Rows of KV held over all sequences."""
         return self._kv_tokens
@@ -118,12 +133,14 @@ class LlamaEngine:
     def decode_batch(self, items: Items[DecodeItem]) -> list[StepResult]:
         """See BatchEngine. Rows run in slot order, which lets llama.cpp take them as one micro-batch."""
         self._engine_s = self._sample_s = 0.0
-        results = [StepResult(item.session, item.epoch, cache_miss=True) for item in items]
-        found = [(index, item, self._held(item)) for index, item in enumerate(items)]
-        rows = sorted(((i, item, seq) for i, item, seq in found if seq is not None), key=_slot_of_row)
-        if rows:
-            self._decode_rows(rows, results)
-        return results
+        held = self._sequences
+        rows = [(i, seq) for i in items if (seq := held.get(i.session)) is not None and seq.epoch == i.epoch]
+        slots = [item.session for item, _ in rows]
+        if len(rows) == len(items) and slots == sorted(slots):  # what a planner sends
+            return self._decode_rows(rows) if rows else []
+        rows.sort(key=_slot)
+        ran = {(result.session, result.epoch): result for result in self._decode_rows(rows)} if rows else {}
+        return [ran.get((item.session, item.epoch)) or _missed(item) for item in items]
 
     def release(self, session: int | str, epoch: int) -> None:
         """Forget a sequence and give its KV back; unknown ones are no error."""
@@ -173,17 +190,18 @@ class LlamaEngine:
     def _prefill_call(self, rows: list[tuple[int, PrefillItem, Piece]], results: list[StepResult]) -> None:
         """One ``llama_decode`` over pieces of prompts, then the draws of those that end in it."""
         end = 0
-        sampled: list[tuple[int, int | str, Sequence]] = []
+        sampled: list[tuple[int, Row]] = []
         for index, item, piece in rows:
             tokens = item.tokens[piece.offset : piece.offset + piece.size]
             end = self._context.fill(int(item.session), item.start + piece.offset, tokens, end)
             if piece.last and item.sample:
                 self._context.batch.output[end - 1] = 1
-                sampled.append((index, item.session, self._sequences[item.session]))
+                sampled.append((index, (item, self._sequences[item.session])))
         logits = self._run(end, len(sampled), (item.session for _, item, _ in rows))
         for _, item, piece in rows:
             self._prefilled(self._sequences[item.session], item, piece)
-        self._sample(sampled, logits, results)
+        for (index, _), result in zip(sampled, self._sample([row for _, row in sampled], logits), strict=True):
+            results[index] = result
 
     def _prefilled(self, sequence: Sequence, item: PrefillItem, piece: Piece) -> None:
         end = piece.offset + piece.size
@@ -191,21 +209,26 @@ class LlamaEngine:
         sequence.origin = item.start + len(item.tokens) - item.n_emitted
         sequence.accept(item.tokens[piece.offset : end])
 
-    def _decode_rows(self, rows: list[tuple[int, DecodeItem, Sequence]], results: list[StepResult]) -> None:
-        """One ``llama_decode`` with a row for each sequence, then their draws."""
-        tokens = [sequence.last if item.token is None else item.token for _, item, sequence in rows]
+    def _decode_rows(self, rows: list[tuple[DecodeItem, Sequence]]) -> list[StepResult]:
+        """One ``llama_decode`` with a row for each sequence, then their draws; results in order of ``rows``."""
         batch, count = self._context.batch, len(rows)
+        tokens = [sequence.last if item.token is None else item.token for item, sequence in rows]
         batch.token[:count] = tokens
-        batch.pos[:count] = [item.pos for _, item, _ in rows]
-        batch.output[:count] = [item.sample for _, item, _ in rows]
-        batch.assign(slice(count), [int(item.session) for _, item, _ in rows])
-        sampled = [(index, item.session, sequence) for index, item, sequence in rows if item.sample]
-        logits = self._run(count, len(sampled), (item.session for _, item, _ in rows))
-        for token, (index, item, sequence) in zip(tokens, rows, strict=True):
-            self._grow(sequence, item.pos + 1)
-            sequence.accept([token])
-            results[index] = StepResult(item.session, item.epoch)
-        self._sample(sampled, logits, results)
+        batch.pos[:count] = [item.pos for item, _ in rows]
+        batch.output[:count] = [item.sample for item, _ in rows]
+        batch.assign(slice(count), [int(item.session) for item, _ in rows])
+        sampled = [row for row in rows if row[0].sample]
+        logits = self._run(count, len(sampled), (item.session for item, _ in rows))
+        for token, (item, sequence) in zip(tokens, rows, strict=True):
+            self._kv_tokens += item.pos + 1 - sequence.length
+            sequence.length = item.pos + 1
+            if sequence.chain is not None:
+                sequence.chain.accept((token,))
+        results = self._sample(sampled, logits)
+        if len(sampled) == count:
+            return results
+        drawn = iter(results)
+        return [next(drawn) if item.sample else StepResult(item.session, item.epoch) for item, _ in rows]
 
     def _run(self, rows: int, outputs: int, sessions: Iterable[int | str]) -> Any:
         """The logits of the flagged rows. After a failure the lengths are read back from the KV cache."""
@@ -219,18 +242,27 @@ class LlamaEngine:
         finally:
             self._engine_s += time.perf_counter() - started
 
-    def _sample(self, sampled: list[tuple[int, int | str, Sequence]], logits: Any, results: list[StepResult]) -> None:
-        """Draw for each sampled row; row r of ``logits`` belongs to entry r."""
-        if not sampled:
-            return
+    def _sample(self, rows: Items[Row], logits: Any) -> list[StepResult]:
+        """Draw for each sampled row; entry r of ``logits`` belongs to entry r of ``rows``."""
+        if not rows:
+            return []
         started = time.perf_counter()
-        sequences = [sequence for _, _, sequence in sampled]
+        if self.on_logits is not None:
+            self.on_logits([item.session for item, _ in rows], logits)
+        sequences = [sequence for _, sequence in rows]
         tokens = self._chooser.choose(sequences, logits)
-        for row, (index, session, sequence) in enumerate(sampled):
-            sequence.last = tokens[row]
-            results[index] = self._chooser.result(session, sequence, tokens[row], logits[row])
+        logprobs = self._chooser.logprobs(sequences, tokens, logits)
         self._sample_s += time.perf_counter() - started
+        results = []
+        for token, logprob, (item, sequence) in zip(tokens, logprobs, rows, strict=True):
+            sequence.last = token
+            results.append(StepResult(item.session, item.epoch, token, token in self._eog, False, logprob))
+        return results
 
 
-def _slot_of_row(row: tuple[int, DecodeItem, Sequence]) -> int:
-    return int(row[1].session)
+def _slot(row: tuple[DecodeItem, Sequence]) -> int:
+    return int(row[0].session)
+
+
+def _missed(item: DecodeItem) -> StepResult:
+    return StepResult(item.session, item.epoch, cache_miss=True)

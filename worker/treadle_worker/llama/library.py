@@ -7,6 +7,7 @@ The library is process-wide state: it reads its switches once, and has one log c
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import os
 from collections import deque
@@ -18,9 +19,10 @@ import structlog
 
 from treadle_shared.errors import ModelError
 from treadle_shared.log import get_logger
+from treadle_worker.llama.switches import KernelSwitches
 
-_TILED_SWITCH: Final = "GGML_CPU_TILED_MM"
-"""The tiled kernel for K- and IQ-quants takes over at 8 rows and rounds differently; 0 turns it off."""
+_TILED_SWITCH: Final = "GGML_CPU_TILED_MM"  # 0 turns the tiled kernels off
+_TINY_BLAS: Final = "LLAMAFILE = 1"  # how a build's description names tinyBLAS
 
 _SPIN_SWITCH: Final = "GOMP_SPINCOUNT"
 _SPINS: Final = "1000"
@@ -84,6 +86,7 @@ class Library:
         self.api = api
         self.ggml = ctypes.CDLL(api._lib._name)
         self.log = LlamaLog()
+        self._tiled: bool | None = None  # not known before the first model
         # C keeps a pointer to the callback for as long as the process lives, so this object must too.
         self._callback = api.llama_log_callback(self.log.receive)
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
@@ -98,14 +101,30 @@ class Library:
         return f"llama-cpp-python {llama_cpp.__version__}, llama.cpp {self.api.llama_version().decode()}, {info}"
 
     @property
+    def tiny_blas(self) -> bool:
+        """Whether this build has tinyBLAS, which sums float matrices otherwise from two rows on."""
+        return _TINY_BLAS in self.build
+
+    def settle(self, switches: KernelSwitches) -> KernelSwitches:
+        """Set the switches that are the whole process's, before a model runs; those that are now in effect.
+
+        llama.cpp reads them at its first computation, so the first model of a process decides.
+        """
+        if self._tiled is None:
+            if not switches.tiled_kernels:
+                os.environ[_TILED_SWITCH] = "0"
+            self._tiled = os.environ.get(_TILED_SWITCH) != "0"
+        return dataclasses.replace(switches, tiled_kernels=self._tiled)
+
+    @property
     def offloads(self) -> bool:
         """Whether this build can run layers on a GPU."""
         return bool(self.api.llama_supports_gpu_offload())
 
 
-def load_library(exact: bool) -> Library:
-    """The process's library. ``exact`` sets the kernel switches that exact numerics need; they count from the
-    first computation of the process on. Raises ModelError where llama-cpp-python is missing or broken.
+def load_library(exact: bool = False) -> Library:
+    """The process's library. ``exact`` turns the tiled kernels off at once, for a process that computes before
+    it loads a model. Raises ModelError where llama-cpp-python is missing or broken.
     """
     if exact:
         os.environ[_TILED_SWITCH] = "0"

@@ -12,12 +12,9 @@ from treadle_shared.config import NodeConfig
 from treadle_shared.errors import ConfigError, ModelError, WeightBudgetError
 from treadle_shared.vocabprint import tokenizer_fingerprint
 from treadle_worker.llama.devices import Device, choose_devices
-from treadle_worker.llama.gguf import GgufSummary, inspect_model
+from treadle_worker.llama.gguf import inspect_model
 from treadle_worker.llama.library import Library
-
-_EXACT_AS_REPACKED: Final = frozenset({0, 1, 2, 3, 6, 7, 8, 30})
-"""ggml types F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16: their repacked kernels, where there are any, give the
-same bits for every number of rows. Those of K-quants and others do not."""
+from treadle_worker.llama.switches import SwitchChoice, obstacles
 
 _MAX_VALUE: Final = 1024  # bytes of a metadata value read here: names and numbers
 _MAX_TEXT: Final = 256  # bytes of llama.cpp's one-line description of a model
@@ -26,6 +23,7 @@ _MAX_TEXT: Final = 256  # bytes of llama.cpp's one-line description of a model
 class LlamaModel:
     """Loads on construction; ``close`` frees it.
 
+    ``choose`` decides the kernel switches from the weights' types; ``switches`` are those in effect.
     ``on_progress`` is called with the loaded fraction in [0, 1]. ``weight_bytes`` is what the tensors take,
     ``ctx_train`` the context the model was trained for, ``eog`` its end-of-generation tokens.
 
@@ -33,7 +31,9 @@ class LlamaModel:
     device settings.
     """
 
-    def __init__(self, library: Library, config: NodeConfig, exact: bool, on_progress: Callable[[float], None]) -> None:
+    def __init__(
+        self, library: Library, config: NodeConfig, choose: SwitchChoice, on_progress: Callable[[float], None]
+    ) -> None:
         if not config.model:
             raise ConfigError("model", "must be the path of a GGUF file")
         self.library = library
@@ -41,7 +41,8 @@ class LlamaModel:
         self.devices = choose_devices(library, config)
         self.summary = inspect_model(library, self.path)
         _check_budget(self.summary.weight_bytes, config)
-        self.repacked = not exact or self.summary.weight_types <= _EXACT_AS_REPACKED
+        exact = config.effective_numerics == "exact"
+        self.switches = library.settle(choose(exact, self.summary.weight_types))
         self.handle = self._load(config.n_gpu_layers, on_progress)
         try:
             self._read()
@@ -55,6 +56,11 @@ class LlamaModel:
         if self.handle is not None:
             self.library.api.llama_model_free(self.handle)
             self.handle = None
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What is known to keep this model from being exact as it runs here."""
+        return obstacles(self.switches, self.summary.weight_types, self.library.tiny_blas)
 
     def metadata(self, key: str) -> str:
         """A metadata value as text; empty where the file has none."""
@@ -73,7 +79,7 @@ class LlamaModel:
         params = api.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.devices = ctypes.cast(handles, ctypes.c_void_p)
-        params.use_extra_bufts = self.repacked
+        params.use_extra_bufts = self.switches.repacked_weights
         params.progress_callback = callback
         log.forget_errors()
         handle = api.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -107,11 +113,6 @@ class LlamaModel:
             raise ModelError(f"{self.path}: is a diffusion model ({architecture}); it does not run token by token")
         if self.n_vocab == 0:
             raise ModelError(f"{self.path}: has no vocabulary")
-
-
-def summary_label(summary: GgufSummary) -> str:
-    """The weight types as a stable text."""
-    return ",".join(str(number) for number in sorted(summary.weight_types))
 
 
 def _check_budget(weight_bytes: int, config: NodeConfig) -> None:

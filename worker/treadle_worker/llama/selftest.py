@@ -51,7 +51,8 @@ class SelfTest:
         for name, other in ((f"in chunks of {_CHUNKS}", chunked), (f"beside {self._rows - 1} sequences", beside)):
             difference = max(float(np.abs(a - b).max()) for a, b in zip(alone, other, strict=True))
             if not all(np.array_equal(a, b) for a, b in zip(alone, other, strict=True)):
-                return Verdict(False, f"logits alone and {name} differ by up to {difference:.3g}")
+                found = f"logits alone and {name} differ by up to {difference:.3g}"
+                return Verdict(False, "; ".join([found, *self._context.model.obstacles]))
         return Verdict(
             True,
             f"logits of {_PROMPT} prompt and {_STEPS} decode rows are equal bit by bit alone, "
