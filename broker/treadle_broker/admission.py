@@ -82,7 +82,7 @@ class Admission:
             return refusal
         session = Session(key=SessionKey(job.client, job.session_id, 0), job=job, submitted_at=now)
         seat = not self._roster.anyone_ahead and self._roster.fits(session)
-        full = None if seat else self._queue_full(job.session_id, job.prompt_tokens, now)
+        full = None if seat or self._resumes(job) else self._queue_full(job.session_id, job.prompt_tokens, now)
         if full is not None:
             return full
         self._enter(session)
@@ -184,6 +184,11 @@ class Admission:
                     message="every slot is busy and the queue is full",
                 )
         return None
+
+    def _resumes(self, job: Job) -> bool:
+        """Whether the job was accepted before; no more can have been than slots and queue hold."""
+        budget = self._roster.budget
+        return job.resumed and len(self._roster.queue) < budget.max_active + budget.queue_depth
 
     def _retry_after(self, now: float) -> float:
         seated = self._roster.slots.sessions()

@@ -87,6 +87,20 @@ class Connections:
         """It has something to be sent."""
         self._eager[connection] = None
 
+    def attach(self, connection: Connection, stream: Stream, have_tokens: int) -> None:
+        """``connection`` reads the stream from here on, after its first ``have_tokens`` tokens."""
+        before = self.reader(stream)
+        if before is not None:
+            before.streams.pop(stream, None)
+            before.news.pop(stream, None)
+        stream.reader = connection.identity
+        stream.sent = min(have_tokens, stream.emitted)
+        stream.done_sent = False
+        connection.streams[stream] = None
+        if stream.has_news:
+            connection.notice(stream)
+            self.touch(connection)
+
     def close(self, connection: Connection) -> list[Stream]:
         """Forget a connection; returns the streams that nobody reads now."""
         self._open.pop((connection.admin, connection.identity), None)

@@ -189,17 +189,8 @@ class Desk:
         if stream is None or (stream.key.session_id, stream.key.epoch) != (call.session_id, call.epoch):
             connection.say(Attached(rid=call.rid, found=False))
             return
-        before = self._connections.reader(stream)
-        if before is not None:
-            before.streams.pop(stream, None)
-            before.news.pop(stream, None)
-        stream.reader = connection.identity
-        stream.sent = min(call.have_tokens, stream.emitted)
-        stream.done_sent = False
-        connection.streams[stream] = None
         connection.say(Attached(rid=call.rid, found=True))
-        if stream.has_news:
-            connection.notice(stream)
+        self._connections.attach(connection, stream, call.have_tokens)
 
     def _tokenize(self, connection: Connection, call: Tokenize, now: float) -> None:
         def answer(future: Future[Any]) -> None:

@@ -17,6 +17,7 @@ from treadle_shared.errors import InvalidRequest, MalformedMessage
 from treadle_shared.sampling import SEED_LIMIT, SamplingParams
 from treadle_shared.tokens import unpack_tokens
 
+RESUMED_PRIORITY = 1000  # above every priority that a request may ask for
 INLINE_TEXT_BYTES = 16 << 10  # longer texts are tokenised beside the loop: a millisecond here is everyone's
 
 
@@ -30,18 +31,22 @@ class Prepared:
     prompt: array[int]
     max_tokens: int
     params: SamplingParams
+    emitted: array[int]
 
-    def job(self, client: str, now: float) -> Job:
-        """What the scheduler needs to know."""
+    def job(self, client: str, now: float, resuming: bool) -> Job:
+        """What the scheduler needs to know. ``resuming``: sessions of an earlier broker are taken back first."""
         request = self.request
+        resumed = resuming and request.emitted is not None
         return Job(
             client=client,
             session_id=self.session_id,
             prompt_tokens=len(self.prompt),
             max_new_tokens=self.max_tokens,
-            priority=request.priority,
+            priority=RESUMED_PRIORITY if resumed else request.priority,
             queue_deadline=None if request.queue_timeout_s is None else now + request.queue_timeout_s,
             deadline=None if request.deadline_s is None else now + request.deadline_s,
+            emitted=len(self.emitted),
+            resumed=resumed,
         )
 
 
@@ -81,13 +86,15 @@ class Intake:
         """Raises InvalidRequest naming the field."""
         prompt = self._prompt(request)
         self._check_bias(request.params)
+        max_tokens = request.max_tokens or self._default_max_tokens(len(prompt))
         return Prepared(
             request=request,
             session_id=request.session_id or secrets.token_hex(8),
             secret=request.key or secrets.token_bytes(16),
             prompt=prompt,
-            max_tokens=request.max_tokens or self._default_max_tokens(len(prompt)),
+            max_tokens=max_tokens,
             params=_seeded(request.params),
+            emitted=self._emitted(request, max_tokens),
         )
 
     def tokenize(self, text: str) -> array[int]:
@@ -101,23 +108,34 @@ class Intake:
         if request.messages is not None:
             return self._template.encode_chat(request.messages)
         if request.tokens is not None:
-            return self._token_ids(request.tokens)
+            return self._token_ids(request.tokens, "tokens")
         assert request.prompt is not None
         if not request.prompt:
             raise InvalidRequest("prompt", "must not be empty")
         return self._tokenizer.encode(request.prompt, "prompt")
 
-    def _token_ids(self, data: bytes) -> array[int]:
+    def _emitted(self, request: Request, max_tokens: int) -> array[int]:
+        """What a resumed session had emitted."""
+        if request.emitted is None:
+            return array("i")
+        if request.key is None or request.params.seed is None:
+            raise InvalidRequest("emitted", "a session is resumed with the key and the seed of its acceptance")
+        tokens = self._token_ids(request.emitted, "emitted") if request.emitted else array("i")
+        if len(tokens) > max_tokens:
+            raise InvalidRequest("emitted", f"{len(tokens)} tokens are more than max_tokens ({max_tokens})")
+        return tokens
+
+    def _token_ids(self, data: bytes, field: str) -> array[int]:
         try:
             tokens = unpack_tokens(data)
         except MalformedMessage as error:
-            raise InvalidRequest("tokens", error.problem) from None
+            raise InvalidRequest(field, error.problem) from None
         if not tokens:
-            raise InvalidRequest("tokens", "must hold at least one token")
+            raise InvalidRequest(field, "must hold at least one token")
         n_vocab = self._tokenizer.n_vocab
         for index, token in enumerate(tokens):
             if not 0 <= token < n_vocab:
-                raise InvalidRequest(f"tokens[{index}]", f"{token} is not a token id: the vocabulary has {n_vocab}")
+                raise InvalidRequest(f"{field}[{index}]", f"{token} is not a token id: the vocabulary has {n_vocab}")
         return tokens
 
     def _check_bias(self, params: SamplingParams) -> None:

@@ -81,7 +81,7 @@ class Roster:
         """Into a slot, with its reservation made at once."""
         session.move(State.PREFILLING)
         session.started_at = now
-        session.prefill_rows = session.job.prompt_tokens
+        session.rebuild(self.facts.replay_decode)  # of a resumed session, what it had emitted comes back first
         self._active += 1
         self._seat(session)
 

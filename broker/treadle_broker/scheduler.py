@@ -61,7 +61,9 @@ class Scheduler:
         accepted, decisions = self._admission.submit(jobs, now)
         for session in accepted:
             self._deadlines.watch(session)
-            if session.state is not State.QUEUED:
+            if session.emitted >= session.job.max_new_tokens:  # resumed, and only its end was missing
+                self._promoted.append(self._finish(session, DoneReason.LENGTH, ""))
+            elif session.state is not State.QUEUED:
                 self._promoted.append(Promoted(session.key, 0.0))
         self._deadlines.compact(len(self._roster.sessions))
         return decisions
@@ -135,9 +137,12 @@ class Scheduler:
         return self._send(release, decode, prefill, now)
 
     def take_promoted(self) -> list[Event]:
-        """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live."""
+        """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live; and the ends
+        of resumed sessions that had nothing left to generate.
+        """
         promoted, self._promoted = self._promoted, []
-        return [event for event in promoted if event.key in self._roster.sessions]
+        live = self._roster.sessions
+        return [event for event in promoted if isinstance(event, Finished) or event.key in live]
 
     def complete(self, result: TickResult, now: float) -> list[Event]:
         """Take one part of a tick's answer; an answer to anything but the oldest tick in flight is dropped."""

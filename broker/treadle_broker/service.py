@@ -86,7 +86,7 @@ class Broker:
         self._side.settle()
         self._on_time(now)
         self._crew.schedule(now)
-        self._delivery.take(self._scheduler.take_promoted(), now)
+        self._delivery.take([*self._scheduler.take_promoted(), *self._submissions.take_ended()], now)
         self._lose_clients(self._connections.flush(now), now)
         self._publish(now)
         self._stop_step(now)
@@ -206,7 +206,7 @@ class Broker:
             self._publisher,
             tokenizer.fingerprint,
         )
-        submissions = Submissions(
+        self._submissions = Submissions(
             self._scheduler,
             Intake(config, tokenizer, ChatTemplate(tokenizer, config.chat_template)),
             self._library,
@@ -215,9 +215,10 @@ class Broker:
             self._side,
             tokenizer,
             max_unread_tokens=config.max_unread_tokens,
+            resume_grace_s=config.resume_grace_s,
             unavailable=self._unavailable,
         )
-        shared = (self, self._scheduler, self._library, self._connections, submissions, self._delivery)
+        shared = (self, self._scheduler, self._library, self._connections, self._submissions, self._delivery)
         self._client_desk = Desk(self._clients, False, *shared)
         self._control_desk = Desk(self._control, True, *shared)
 

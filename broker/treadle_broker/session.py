@@ -19,7 +19,11 @@ class SessionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a client asks for, in lengths. Times are absolute on the scheduler's clock; None is no bound."""
+    """What a client asks for, in lengths. Times are absolute on the scheduler's clock; None is no bound.
+
+    ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
+    so the queue's bounds do not turn it away again.
+    """
 
     client: str
     session_id: str
@@ -28,6 +32,8 @@ class Job:
     priority: int = 0
     queue_deadline: float | None = None
     deadline: float | None = None
+    emitted: int = 0
+    resumed: bool = False
 
     @property
     def need_tokens(self) -> int:
@@ -85,9 +91,12 @@ class Session:
     last_turn: int = 0
     strikes: int = 0
     lone_deaths: int = 0
-    emitted_at_death: int = -1
+    emitted_at_death: int = 0
     misses: int = 0
     reason: DoneReason | None = None
+
+    def __post_init__(self) -> None:
+        self.emitted = self.tokens_planned = self.emitted_at_death = self.job.emitted
 
     def move(self, state: State) -> None:
         """Enter ``state``. Raises IllegalTransition."""
@@ -133,7 +142,7 @@ class Session:
     @property
     def fruitless(self) -> bool:
         """Whether it has emitted nothing since the engine last died under it (or ever)."""
-        return self.emitted == max(self.emitted_at_death, 0)
+        return self.emitted == self.emitted_at_death
 
     def void_planned(self) -> None:
         """Take back what was planned and never ran."""

@@ -55,6 +55,17 @@ class Stream:
 
     # ---- writing
 
+    def resume(self, emitted: array[int]) -> bool:
+        """Take back what an earlier broker had emitted and the reader holds; True where it ends in a stop string."""
+        for token in emitted:
+            self.sequence.append(token)
+            text, _ = self._text.feed(token)
+            self._parts.append(text)
+            if self.params.logprobs is not None:
+                self._logprobs.append(Logprob(token, 0.0, []))  # keeps its place; it is never sent
+        self.sent = len(self._parts)
+        return bool(self._text.stop)
+
     def start(self, queued_s: float) -> None:
         """The session left the queue after so many seconds."""
         self._queued_s = queued_s

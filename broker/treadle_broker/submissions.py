@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from treadle_broker.connections import Connection, Connections
 from treadle_broker.intake import INLINE_TEXT_BYTES, Intake, Prepared, invalid
 from treadle_broker.library import StreamLibrary
+from treadle_broker.plan import Event
 from treadle_broker.publisher import Publisher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import SessionKey
@@ -19,6 +20,7 @@ from treadle_shared.admission import AdmissionDecision, AdmissionReason
 from treadle_shared.calls import Decision, Decisions, Failure, Request, Submit
 from treadle_shared.errors import InvalidRequest, MalformedMessage
 from treadle_shared.limits import MAX_REQUESTS
+from treadle_shared.outcome import DoneReason
 
 _BUSY_RETRY_S = 1.0  # a full side thread drains a text in well under this
 
@@ -37,6 +39,7 @@ class Submissions:
         tokenizer: Tokenizer,
         *,
         max_unread_tokens: int,
+        resume_grace_s: float,
         unavailable: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,6 +53,8 @@ class Submissions:
         self._max_unread_tokens = max_unread_tokens
         self._unavailable = unavailable
         self._clock = clock
+        self._resume_until = clock() + resume_grace_s
+        self._ended: list[Event] = []
 
     def take(self, connection: Connection, call: Submit, context_tokens: int) -> None:
         """Answer now, or once a long text has been tokenised beside the loop."""
@@ -89,11 +94,17 @@ class Submissions:
     # ---- before tokenising
 
     def _repeats(self, connection: Connection, call: Submit) -> bool:
-        """The same request sent again, with the same secret, gets the same decision and no second session."""
+        """The same request sent again, with the same secret, gets the same decision and no second session. From
+        another connection, or as a resumption, it is then read from there.
+        """
         known = [self._library.by_secret(request.key) for request in call.requests]
         if not all(known):
             return False
-        connection.say(Decisions(rid=call.rid, decisions=[stream.decision() for stream in known if stream]))
+        streams = [stream for stream in known if stream is not None]
+        connection.say(Decisions(rid=call.rid, decisions=[stream.decision() for stream in streams]))
+        for stream, request in zip(streams, call.requests, strict=True):
+            if request.emitted is not None or stream.reader != connection.identity:
+                self._connections.attach(connection, stream, len(request.emitted or b"") // 4)
         return True
 
     def _early_refusal(
@@ -109,8 +120,17 @@ class Submissions:
             self._over_quota(connection, first)
             or self._known_secret(requests)
             or next(filter(None, (self._intake.too_long(request, context_tokens) for request in requests)), None)
-            or self._scheduler.full_refusal(first.session_id, len(requests), self._clock())
+            or self._full(requests)
         )
+
+    def _full(self, requests: Sequence[Request]) -> AdmissionDecision | None:
+        """A full queue turns new requests away before they are tokenised, resumed ones never at this point."""
+        if self._resuming() and all(request.emitted is not None for request in requests):
+            return None
+        return self._scheduler.full_refusal(requests[0].session_id, len(requests), self._clock())
+
+    def _resuming(self) -> bool:
+        return self._clock() < self._resume_until
 
     def _over_quota(self, connection: Connection, request: Request) -> AdmissionDecision | None:
         unread = connection.unread_tokens
@@ -168,7 +188,7 @@ class Submissions:
             self._repeats(connection, call)  # sent twice while the first was being tokenised
             return
         now = self._clock()
-        jobs = [item.job(connection.scope, now) for item in prepared]
+        jobs = [item.job(connection.scope, now, self._resuming()) for item in prepared]
         admissions = self._scheduler.submit(jobs, now)
         decisions = [
             self._open(connection, item, admission, now) if admission.accepted else Decision(admission=admission)
@@ -185,7 +205,14 @@ class Submissions:
         stream.reader = connection.identity
         connection.streams[stream] = None
         self._library.add(stream)
+        if stream.resume(item.emitted):
+            self._ended.extend(self._scheduler.stop(key, stream.emitted, DoneReason.STOP, now, "stop string"))
         return stream.decision()
+
+    def take_ended(self) -> list[Event]:
+        """Ends of resumed sessions that turned out to be complete, since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     # ---- answers
 

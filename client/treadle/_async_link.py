@@ -20,8 +20,8 @@ from treadle_shared.errors import MalformedMessage, TreadleError
 class AsyncLink:
     """One connection to a broker, in the event loop that opened it. Not for use from other threads."""
 
-    def __init__(self, endpoint: str, where: str) -> None:
-        self.core = Core()
+    def __init__(self, endpoint: str, where: str, resume_timeout_s: float | None = None) -> None:
+        self.core = Core(resume_timeout_s=resume_timeout_s)
         self._state_changed = asyncio.Event()
         self.core.on_state = self._state_changed.set
         self._endpoint = endpoint
@@ -31,6 +31,7 @@ class AsyncLink:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._wire: Wire | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._tend_at: asyncio.TimerHandle | None = None
         self._pump_due = False
 
     # ---- for callers, in the loop
@@ -103,8 +104,9 @@ class AsyncLink:
             return
         self.core.close()
         frame = self.core.next_frame()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._tend_at):
+            if timer is not None:
+                timer.cancel()
         if self._wire is not None:
             sent = frame is not None and self._wire.send(frame)
             self._disconnect(LINGER_MS if sent else 0)
@@ -157,6 +159,7 @@ class AsyncLink:
             return
         try:
             self._receive(self._wire)
+            self._tend()
             blocked = not self._send(self._wire)
         except MalformedMessage as error:
             self._lose(error)
@@ -169,6 +172,17 @@ class AsyncLink:
     def _receive(self, wire: Wire) -> None:
         for frame in wire.receive():
             self.core.receive(frame)
+
+    def _tend(self) -> None:
+        """Look after lost sessions, now and for as long as there are some."""
+        again_s = self.core.tend()
+        if again_s is not None and self._tend_at is None and self._loop is not None:
+            self._tend_at = self._loop.call_later(again_s, self._tend_again)
+
+    def _tend_again(self) -> None:
+        self._tend_at = None
+        self._tend()
+        self._pump_soon()
 
     def _send(self, wire: Wire) -> bool:
         while (frame := self.core.next_frame()) is not None:

@@ -12,12 +12,13 @@ class Call:
     """One question to the broker, settled by one ``reply`` or one ``error``.
 
     A submission's ``streams`` are its sessions to be. ``abandoned``: the caller has left, so sessions that
-    are accepted all the same are cancelled at once.
+    are accepted all the same are cancelled at once. ``resumes``: it offers a lost session; nobody waits for it.
     """
 
-    def __init__(self, rid: int, streams: tuple[Stream, ...] = ()) -> None:
+    def __init__(self, rid: int, streams: tuple[Stream, ...] = (), *, resumes: bool = False) -> None:
         self.rid = rid
         self.streams = streams
+        self.resumes = resumes
         self.reply: Any = None
         self.error: TreadleError | None = None
         self.abandoned = False

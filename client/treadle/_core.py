@@ -6,12 +6,14 @@ and says when a connection is new (``connect``) or gone (``lose``). One owner at
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
 from treadle._call import Call
+from treadle._resume import NOT_YET, RETRY_S, Resumption, resumed_request
 from treadle._stream import Change, Stream, nothing_to_tell
 from treadle.errors import ClientClosed, Unavailable, again, failure_error, local_overload, refusal
 from treadle_shared import calls, codec
@@ -44,7 +46,14 @@ _NEXT: Final = {
 class Core:
     """One client's connection: its calls by request id, its sessions by ``(session_id, epoch)``."""
 
-    def __init__(self, name: str = CLIENT_NAME) -> None:
+    def __init__(
+        self,
+        name: str = CLIENT_NAME,
+        resume_timeout_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resumption = None if resume_timeout_s is None else Resumption(resume_timeout_s)
+        self._clock = clock
         self._name = name
         self._state = State.CONNECTING
         self._why: TreadleError = Unavailable("the connection is not open yet")
@@ -84,12 +93,50 @@ class Core:
         self._enter(State.CONNECTING)
 
     def lose(self, error: TreadleError) -> None:
-        """The connection is gone, and with it every call and session."""
+        """The connection is gone, and with it every call; and every session that cannot be resumed."""
+        self._keep_for_resumption()
         if self._state is State.OPEN:
             self._enter(State.CONNECTING, error)
         elif self._state is State.CONNECTING:
             self._why = error
         self._fail_all(error)
+
+    def tend(self) -> float | None:
+        """Offer lost sessions and give up those whose time is over; in how many seconds to call again, None: never.
+
+        For whoever owns the core to call after every turn.
+        """
+        if self._resumption is None or not len(self._resumption):
+            return None
+        for stream in self._resumption.expired(self._clock()):
+            stream.fail(again(self._why))
+        if self._state is State.OPEN:
+            for stream in self._resumption.offers(self._clock()):
+                self._offer(stream)
+        return RETRY_S
+
+    def _offer(self, stream: Stream) -> None:
+        if stream.cancelled_here:
+            self._resumption_of(stream).drop(stream)
+            stream.fail(Unavailable("the session was cancelled while no broker was there"))
+            return
+        request = resumed_request(stream)
+        self._ask(lambda rid: calls.Submit(rid=rid, requests=[request]), (stream,), resumes=True)
+
+    def _keep_for_resumption(self) -> None:
+        if self._resumption is None:
+            return
+        offered = [stream for call in self._calls.values() if call.resumes for stream in call.streams]
+        self._calls = {rid: call for rid, call in self._calls.items() if not call.resumes}
+        for stream in [*self._streams.values(), *offered]:
+            if stream not in self._resumption:
+                stream.lost()
+            self._resumption.lost(stream, self._clock())
+        self._streams.clear()
+
+    def _resumption_of(self, stream: Stream) -> Resumption:
+        assert self._resumption is not None
+        return self._resumption
 
     def cancel_all(self) -> None:
         """The caller is about to close: end every session, so that their ends can still be heard."""
@@ -98,7 +145,7 @@ class Core:
 
     @property
     def live(self) -> int:
-        """Sessions whose end has not come."""
+        """Sessions whose end has not come, and is still to be heard on this connection."""
         return len(self._streams)
 
     def close(self) -> None:
@@ -107,6 +154,8 @@ class Core:
         error = ClientClosed("the client is closed")
         self._enter(State.CLOSED, error)
         self._fail_all(error)
+        for stream in self._resumption.clear() if self._resumption else ():
+            stream.fail(again(error))
         self._outgoing.clear()
         if said_hello:
             self._outgoing.append(codec.encode(calls.Goodbye()))
@@ -162,7 +211,9 @@ class Core:
         for stream in call.streams:
             self.cancel(stream)
 
-    def _ask(self, message: Callable[[int], calls.FromClient], streams: tuple[Stream, ...] = ()) -> Call:
+    def _ask(
+        self, message: Callable[[int], calls.FromClient], streams: tuple[Stream, ...] = (), *, resumes: bool = False
+    ) -> Call:
         if self._state is not State.OPEN:
             raise again(self._why)
         if len(self._calls) >= MAX_OUTSTANDING_CALLS:
@@ -170,7 +221,7 @@ class Core:
         frame = codec.encode(message(self._next_rid))
         if len(frame) > MAX_FRAME_BYTES:
             raise InvalidRequest("requests", f"{len(frame)} bytes together, at most {MAX_FRAME_BYTES} can be sent")
-        call = Call(self._next_rid, streams)
+        call = Call(self._next_rid, streams, resumes=resumes)
         self._next_rid += 1
         self._calls[call.rid] = call
         self._outgoing.append(frame)
@@ -226,6 +277,9 @@ class Core:
         if call is None or len(message.decisions) != len(call.streams):
             self._answer(message.rid, error=MalformedMessage("decisions that nobody asked for", "decisions"))
             return
+        if call.resumes:
+            self._resumed(call, message)
+            return
         admissions = [decision.admission for decision in message.decisions]
         for stream, decision in zip(call.streams, message.decisions, strict=True):
             stream.decide(decision)
@@ -235,6 +289,23 @@ class Core:
         self._answer(message.rid, message, error=refusal(refused, admissions) if refused else None)
         if refused or call.abandoned:
             self._give_up(call.streams)
+
+    def _resumed(self, call: Call, message: calls.Decisions) -> None:
+        """A broker's answer to a lost session's offer."""
+        (stream,), (decision,) = call.streams, message.decisions
+        resumption = self._resumption_of(stream)
+        if decision.admission.reason in NOT_YET:
+            resumption.refused(stream, self._clock())
+        else:
+            resumption.drop(stream)
+            if decision.admission.accepted:
+                stream.decide(decision)
+                self._streams[stream.key] = stream
+            else:
+                stream.fail(refusal(decision.admission, [decision.admission]))
+        self._answer(message.rid, message)
+        if stream.cancelled_here:
+            self.cancel(stream)
 
     def _give_up(self, streams: tuple[Stream, ...]) -> None:
         """Cancel what was accepted of a submission that nobody holds."""

@@ -36,9 +36,9 @@ class Link:
     ``where`` says in errors which node is meant.
     """
 
-    def __init__(self, endpoint: str, where: str) -> None:
+    def __init__(self, endpoint: str, where: str, resume_timeout_s: float | None = None) -> None:
         self.lock = threading.Lock()
-        self.core = Core()
+        self.core = Core(resume_timeout_s=resume_timeout_s)
         self._state_changed = threading.Condition(self.lock)
         self.core.on_state = self._state_changed.notify_all
         self._endpoint = endpoint
@@ -151,9 +151,11 @@ class Link:
         poller.register(self._wake_fd, zmq.POLLIN)
         deadline = time.monotonic() + timeout_s
         while not over() and time.monotonic() < deadline:
+            again_s = self._tend()
             flushed = self._send(wire)
             poller.register(wire.socket, zmq.POLLIN if flushed else zmq.POLLIN | zmq.POLLOUT)
-            poller.poll(None if deadline == math.inf else 1 + int((deadline - time.monotonic()) * 1000))
+            wait_s = min(deadline - time.monotonic(), math.inf if again_s is None else again_s)
+            poller.poll(None if wait_s == math.inf else 1 + int(wait_s * 1000))
             self._drain_wake()
             gone = wire.peer_gone()
             self._receive(wire)
@@ -168,6 +170,10 @@ class Link:
         with self.lock:
             self.core.cancel_all()
         self._serve(wire, lambda: self.core.live == 0, CLOSE_GRACE_S)
+
+    def _tend(self) -> float | None:
+        with self.lock:
+            return self.core.tend()
 
     def _send(self, wire: Wire) -> bool:
         """Send what waits; False where the socket has no room."""

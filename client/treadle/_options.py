@@ -12,6 +12,7 @@ Message = Mapping[str, str] | ChatMessage
 
 CONNECT_TIMEOUT_S: Final = 5.0  # a broker answers in milliseconds; the rest is for one that is just starting
 CALL_TIMEOUT_S: Final = 30.0  # decisions take milliseconds; the rest is for prompts of megabytes on a busy node
+RESUME_TIMEOUT_S: Final = 60.0  # a supervisor restarts a broker in seconds; a model need not be loaded again
 
 
 class Options(TypedDict, total=False):

@@ -68,6 +68,10 @@ class Stream:
         self.error = error
         self.on_change()
 
+    def lost(self) -> None:
+        """The connection is gone; the session is offered to whichever broker comes next."""
+        self._tell(Recovering("the broker went away"))
+
     def position(self, message: calls.Position) -> None:
         """The session moved in the queue."""
         self._tell(QueuePosition(message.ahead))

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 from treadle._async_link import AsyncLink
 from treadle._call import Call
 from treadle._core import Core
-from treadle._options import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, CallOptions, Message, Prompt
+from treadle._options import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, CallOptions, Message, Prompt
 from treadle._request import build_request, build_requests, check_text
 from treadle._stream import Stream
 from treadle.async_session import AsyncSession
@@ -24,6 +24,9 @@ class AsyncClient:
 
     It connects on entering ``async with``, or with the first call; ``timeout`` bounds the wait for the broker,
     ``call_timeout`` every later answer.
+
+    ``resume=True`` keeps sessions through a lost broker: each is offered to the next one, with the tokens that came,
+    and goes on; a Recovering event marks the gap. They fail with Unavailable after ``resume_timeout`` seconds.
     """
 
     def __init__(
@@ -32,11 +35,13 @@ class AsyncClient:
         *,
         timeout: float = CONNECT_TIMEOUT_S,
         call_timeout: float = CALL_TIMEOUT_S,
+        resume: bool = False,
+        resume_timeout: float = RESUME_TIMEOUT_S,
     ) -> None:
         directory = find_runtime_dir(runtime_dir)
         self._timeout = timeout
         self._call_timeout = call_timeout
-        self._link = AsyncLink(directory.clients, str(directory.path))
+        self._link = AsyncLink(directory.clients, str(directory.path), resume_timeout if resume else None)
         self._opened = False
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 from treadle._call import Call
 from treadle._core import Core
 from treadle._link import Link
-from treadle._options import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, CallOptions, Message, Prompt
+from treadle._options import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, CallOptions, Message, Prompt
 from treadle._request import build_request, build_requests, check_text
 from treadle._stream import Stream
 from treadle.session import Session
@@ -29,6 +29,9 @@ class Client:
 
     When the broker goes away, whatever waits raises Unavailable; the client reconnects by itself and can be
     used again once the broker is back. Closing, or leaving the ``with`` block, cancels the client's sessions.
+
+    ``resume=True`` keeps sessions through a lost broker: each is offered to the next one, with the tokens that came,
+    and goes on; a Recovering event marks the gap. They fail with Unavailable after ``resume_timeout`` seconds.
     """
 
     def __init__(
@@ -37,10 +40,12 @@ class Client:
         *,
         timeout: float = CONNECT_TIMEOUT_S,
         call_timeout: float = CALL_TIMEOUT_S,
+        resume: bool = False,
+        resume_timeout: float = RESUME_TIMEOUT_S,
     ) -> None:
         directory = find_runtime_dir(runtime_dir)
         self._call_timeout = call_timeout
-        self._link = Link(directory.clients, str(directory.path))
+        self._link = Link(directory.clients, str(directory.path), resume_timeout if resume else None)
         weakref.finalize(self, self._link.close_soon)
         try:
             self._link.wait_open(timeout)

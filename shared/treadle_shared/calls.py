@@ -48,6 +48,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``max_tokens`` None takes the node's default. ``session_id`` empty lets the node choose one. ``key`` is a
     random 128-bit secret that cancel and attach require; the same request sent again with the same key gets
     the same decision. ``stop`` strings end the answer and are not part of it.
+
+    ``emitted`` resumes a session: the tokens of its answer that the client holds (an int32 array, perhaps empty), with
+    the ``key`` and all the parameters that its first acceptance told. The answer goes on after them.
     """
 
     prompt: Text | None = None
@@ -63,6 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     queue_timeout_s: Timeout | None = None
     deadline_s: Timeout | None = None
+    emitted: Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)] | None = None
 
 
 # ---- client to broker

@@ -68,6 +68,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     worker_silence_s: PositiveSeconds = 3.0
     load_timeout_s: PositiveSeconds = 600.0
     orphan_timeout_s: PositiveSeconds = 10.0
+    resume_grace_s: PositiveSeconds = 10.0
     result_ttl_s: PositiveSeconds = 60.0
     drain_timeout_s: PositiveSeconds = 30.0
     max_unread_tokens: Positive = 1 << 20

@@ -40,6 +40,7 @@ _HELP: Final = {
     "worker_silence_s": "a worker that is silent for longer is lost",
     "load_timeout_s": "seconds for loading the model",
     "orphan_timeout_s": "sessions of a client that vanished are cancelled after this",
+    "resume_grace_s": "seconds after a start in which resumed sessions go first",
     "result_ttl_s": "seconds that the log of a finished session is kept",
     "max_unread_tokens": "unread tokens of one client, beyond which it is refused",
     "log_level": "least level that is logged",

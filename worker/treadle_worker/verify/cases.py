@@ -81,8 +81,9 @@ def staggered(driver: Driver, jobs: Sequence[Job], n_slots: int, cap: int) -> li
             filling.extend((run, size) for size in cut(len(run.job.prompt), cap, LEAST_ROWS))
             runs.append(run)
         if filling:
-            driver.prefill([filling.popleft()])
-            live += [run for run in runs[-1:] if run.prefilled and not filling and run not in live and not run.done]
+            run, size = filling.popleft()
+            driver.prefill([(run, size)])
+            live += [run] if run.prefilled else []
     return runs
 
 

@@ -23,6 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = _read_config(options)
         pin(config.cpus)
+        if not options.json:
+            print(HEADER, flush=True)
         report = Proof(config, options.quick, _silent if options.json else _print_line).run()
     except START_ERRORS as error:
         print(f"verify: {error}", file=sys.stderr)

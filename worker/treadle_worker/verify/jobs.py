@@ -14,7 +14,7 @@ from treadle_shared.sampling import SamplingParams
 _LENGTHS: Final = (33, 48, 65, 129, 200, 347, 513, 1200)
 """One over a common chunk (33, 65, 129, 513), past the length where flash attention parts (347 and more)."""
 _SAMPLED_LENGTHS: Final = (33, 65, 129, 347)
-_QUICK_LENGTHS: Final = (33, 48, 65)
+_QUICK_LENGTHS: Final = (33, 65)
 _TINY_LENGTHS: Final = (1, 2, 3)  # a prompt of one token is the only prompt row that runs alone
 _LOGPROBS: Final = 5
 _SEED: Final = 33  # any fixed number
@@ -36,7 +36,7 @@ class Jobs:
     def __init__(self, n_vocab: int, context_tokens: int, quick: bool) -> None:
         self._random = np.random.default_rng(_SEED)
         self._n_vocab = n_vocab
-        lengths, sampled = (_QUICK_LENGTHS,) * 2 if quick else (_LENGTHS, _SAMPLED_LENGTHS)
+        lengths, sampled = (_QUICK_LENGTHS, _QUICK_LENGTHS[:1]) if quick else (_LENGTHS, _SAMPLED_LENGTHS)
         steps = _quick_steps if quick else _steps
         fitting = [length for length in lengths if length + steps(length) < context_tokens]
         self.greedy = self._make(fitting, steps, greedy=True)

@@ -21,6 +21,7 @@ SLOTS: Final = 6  # sequences that these cases use at once
 _DONOR: Final = 0
 _STEPS_BEFORE: Final = 2  # decode rows of a sequence before it is copied from, or its state is put out
 _STEPS_AFTER: Final = 4
+_LONG: Final = 256  # tokens
 
 Outputs = Mapping[Job, Sequence[Step]]
 
@@ -106,8 +107,11 @@ def parked(rows: Rows, job: Job, other: Job, outputs: Outputs, tally: Tally) -> 
 
 
 def _cuts(length: int) -> list[int]:
-    """Prefix lengths: the longest that leaves two rows, two in the middle, the shortest."""
-    return sorted({length - LEAST_ROWS, length * 2 // 3, length // 3, LEAST_ROWS}, reverse=True)
+    """Prefix lengths: the longest that leaves two rows, two in the middle, the shortest; of a long prompt the first
+    two, because what is not copied must be run.
+    """
+    lengths = (length - LEAST_ROWS, length * 2 // 3, length // 3, LEAST_ROWS)
+    return list(dict.fromkeys(lengths))[: 2 if length > _LONG else None]
 
 
 def _decode_on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final
@@ -31,9 +31,6 @@ _STAGGERED_SLOTS: Final = 5
 _NODE_CHUNK: Final = 128  # a node's default prefill per tick
 _SMALL_UBATCH: Final = 64
 _THREADS: Final = (1, 2)
-
-Found = Sequence[Run] | None
-Work = Callable[[Tally], Found]
 
 
 class Proof:
@@ -88,91 +85,72 @@ class Proof:
         for job in jobs.all:
             [run] = cases.alone(driver, [job])
             self._outputs[job] = run.steps
-        self._case("alone, a second time", lambda tally: cases.alone(driver, jobs.short(8), slot=SLOTS - 1))
+        self._compare("alone, a second time", cases.alone, driver, jobs.short(8), None, SLOTS - 1)
 
     def _batches(self, driver: Driver, jobs: Jobs) -> None:
         for count in BATCHES:
             picked = jobs.greedy if count == len(jobs.greedy) else jobs.short(count)
-            self._case(f"batch of {count}", lambda tally, jobs=picked: cases.together(driver, jobs, range(len(jobs))))
-        some = jobs.short(9)
-        self._case("9 slots with gaps, out of order", lambda tally: cases.scattered(driver, some, SLOTS))
-        several = jobs.short(8, longest=513)
-        self._case("prefills of several lengths in one call", lambda tally: cases.one_call(driver, several))
-        self._case(
-            "decode between prefill chunks, slots taken again",
-            lambda tally: cases.staggered(driver, jobs.short(14, longest=513), _STAGGERED_SLOTS, _NODE_CHUNK),
-        )
-        self._case(
-            "decode between prefill chunks of 7",
-            lambda tally: cases.staggered(driver, jobs.short(6, longest=65), _STAGGERED_SLOTS, 7),
-        )
+            self._compare(f"batch of {count}", cases.together, driver, picked, range(count))
+        self._compare("9 slots with gaps, out of order", cases.scattered, driver, jobs.short(9), SLOTS)
+        self._compare("prompts of several lengths in one call", cases.one_call, driver, jobs.short(8, longest=513))
+        churn = jobs.short(8 if self._quick else 14, longest=513)
+        self._compare("decode mixed with prefill", cases.staggered, driver, churn, _STAGGERED_SLOTS, _NODE_CHUNK)
+        few = jobs.short(6, longest=65)
+        self._compare("decode mixed with prefill chunks of 7", cases.staggered, driver, few, _STAGGERED_SLOTS, 7)
 
     def _chunks(self, driver: Driver, jobs: Jobs) -> None:
         for chunk in CHUNKS:
-            longer = jobs.longer_than(chunk, 3)
-            if longer:
-                self._case(
-                    f"prefill chunks of {chunk}",
-                    lambda tally, longer=longer, chunk=chunk: cases.alone(driver, longer, chunk),
-                )
+            if longer := jobs.longer_than(chunk, 3):
+                self._compare(f"prefill chunks of {chunk}", cases.alone, driver, longer, chunk)
         longest = jobs.greedy[-1:]
-        self._case(
-            f"the longest prompt in chunks of {_NODE_CHUNK}",
-            lambda tally: cases.alone(driver, longest, _NODE_CHUNK),
-        )
-        self._case(
-            "a lone row of a longer prompt is refused",
-            lambda tally: cases.lone_rows_refused(driver, jobs.longer_than(32, 3), tally),
-        )
+        self._compare(f"longest prompt in chunks of {_NODE_CHUNK}", cases.alone, driver, longest, _NODE_CHUNK)
+        self._check("a lone row is refused", cases.lone_rows_refused, driver, jobs.longer_than(32, 3))
 
     def _new_engines(self, jobs: Jobs, threads: int) -> None:
         several, whole = jobs.short(_FEW_SLOTS, longest=347), jobs.longer_than(_SMALL_UBATCH, 5)
         with self._engine(max_sessions=_FEW_SLOTS) as engine:
-            driver = Driver(engine)
-            self._case("a new engine recovers in mid-stream", lambda t: cases.recovered(driver, several, self._outputs))
+            self._compare("a new engine recovers", cases.recovered, Driver(engine), several, self._outputs)
         with self._engine(max_sessions=_FEW_SLOTS, ubatch_tokens=_SMALL_UBATCH) as engine:
             driver = Driver(engine)
-            self._case(f"micro-batches of {_SMALL_UBATCH}", lambda t: cases.alone(driver, whole))
-            self._case(f"micro-batches of {_SMALL_UBATCH}, one call", lambda t: cases.one_call(driver, several))
+            self._compare(f"micro-batches of {_SMALL_UBATCH}", cases.alone, driver, whole)
+            self._compare(f"micro-batches of {_SMALL_UBATCH}, one call", cases.one_call, driver, several)
         for other in _THREADS:
             if other != threads:
                 with self._engine(max_sessions=_FEW_SLOTS, threads=other) as engine:
-                    driver, slots = Driver(engine), range(_FEW_SLOTS)
-                    self._case(f"{other} threads, not {threads}", lambda t: cases.together(driver, several, slots))
+                    self._compare(f"threads: {other}", cases.together, Driver(engine), several, range(len(several)))
 
     def _prefixes(self, rows: prefixes.Rows, jobs: Jobs) -> None:
-        picked = [jobs.greedy[-1], jobs.greedy[0], *jobs.sampled[-1:]]
-        for name, work in (("prefix copied from a running sequence", prefixes.copied), ("trimmed", prefixes.trimmed)):
-            self._case(name, lambda tally, work=work: _each(work, rows, picked, self._outputs, tally))
-        self._case("state out and in", lambda t: prefixes.parked(rows, picked[1], picked[2], self._outputs, t))
-        self._case(
-            "state out and in, the longest prompt",
-            lambda t: prefixes.parked(rows, picked[0], picked[1], self._outputs, t),
-        )
+        short, long, sampled = jobs.greedy[0], jobs.greedy[-1], jobs.sampled[-1]
+        for job in (short, long) if self._quick else (short, sampled, long):
+            self._check(f"prefix copied, {job.name}", prefixes.copied, rows, job, self._outputs)
+            self._check(f"trimmed, {job.name}", prefixes.trimmed, rows, job, self._outputs)
+        for job, other in ((short, sampled), (long, short)):
+            self._check(f"state out and in, {job.name}", prefixes.parked, rows, job, other, self._outputs)
 
     # ---- running one
 
-    def _case(self, name: str, work: Callable[..., Found]) -> None:
+    def _compare(self, name: str, work: Callable[..., Sequence[Run]], *arguments: Any) -> None:
+        """A case whose runs must put out what their jobs do alone."""
+
+        def check(tally: Tally) -> None:
+            for run in work(*arguments):
+                expected = self._outputs[run.job][run.first :]
+                tally.compare(f"{run.job.name} in slot {run.slot}", expected, run.steps, run.first)
+
+        self._check(name, check)
+
+    def _check(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+        """A case that keeps its own tally, which it gets as the last argument."""
         started, tally, skipped = time.perf_counter(), Tally(), ""
         try:
-            for run in work(tally) or ():
-                tally.compare(
-                    f"{run.job.name} in slot {run.slot}", self._outputs[run.job][run.first :], run.steps, run.first
-                )
+            work(*arguments, tally)
         except DecodeFailed as error:
             if error.code == CANNOT_TRIM:
                 skipped = str(error)
             else:
                 tally.record(f"failed: {error}")
-        result = CaseResult(
-            name=name,
-            prompts=tally.prompts,
-            outputs=tally.outputs,
-            equal=tally.equal,
-            seconds=time.perf_counter() - started,
-            first=tally.first,
-            skipped=skipped,
-        )
+        seconds = time.perf_counter() - started
+        result = CaseResult(name=name, seconds=seconds, skipped=skipped, **tally.counts)
         self._results.append(result)
         self._on_case(result)
 
@@ -194,14 +172,3 @@ class Proof:
         finally:
             context.close()
             model.close()
-
-
-def _each(
-    work: Callable[[prefixes.Rows, Job, Mapping[Job, Sequence[Step]], Tally], None],
-    rows: prefixes.Rows,
-    jobs: Sequence[Job],
-    outputs: Mapping[Job, Sequence[Step]],
-    tally: Tally,
-) -> None:
-    for job in jobs:
-        work(rows, job, outputs, tally)

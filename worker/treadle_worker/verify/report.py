@@ -55,9 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         counts = f"{equal} of {outputs} outputs are equal bit by bit in {len(self.cases)} cases"
         if self.exact:
             return f"exact: {counts}"
-        reasons = list(self.lacks)
-        if not self.self_test:
-            reasons.append(f"the self-test: {self.self_test_detail}")
+        reasons = self.lacks if self.self_test else [f"self-test: {self.self_test_detail}"]
         return "; ".join([f"not exact: {counts}", *reasons])
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,11 @@ class Tally:
         self.outputs = 0
         self.equal = 0
         self.first = ""
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The fields of a result."""
+        return {"prompts": self.prompts, "outputs": self.outputs, "equal": self.equal, "first": self.first}
 
     def compare(self, name: str, expected: Sequence[Step], actual: Sequence[Step], first_token: int = 0) -> None:
         """Hold one sequence's outputs against those expected; ``first_token`` is the number of the first of them."""
