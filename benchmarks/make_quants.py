@@ -13,17 +13,8 @@ import argparse
 import ctypes
 import importlib.util
 import os
-import sys
 from pathlib import Path
 
-TYPES = {
-    "f16": "LLAMA_FTYPE_MOSTLY_F16",
-    "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0",
-    "q4_1": "LLAMA_FTYPE_MOSTLY_Q4_1",
-    "q4_k_m": "LLAMA_FTYPE_MOSTLY_Q4_K_M",
-    "q6_k": "LLAMA_FTYPE_MOSTLY_Q6_K",
-    "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0",
-}
 DEFAULT = ("q4_0", "q8_0", "f16", "q4_k_m")
 
 
@@ -42,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def make_quant(source: Path, name: str, folder: Path) -> Path:
-    """``source`` in the quantisation ``name`` (a key of TYPES); made unless ``folder`` has it already."""
+    """``source`` in the quantisation ``name``, as llama.cpp calls it in any case; made unless ``folder`` has it."""
     target = folder / f"{source.stem}-{source.stat().st_size}-{name}.gguf"
     if target.exists():
         return target
@@ -59,10 +50,13 @@ def make_quant(source: Path, name: str, folder: Path) -> Path:
 def _quantize(source: Path, name: str, target: Path) -> None:
     from llama_cpp import llama_cpp as api
 
+    ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{name.upper()}", None)
+    if ftype is None:
+        raise SystemExit(f"{name}: llama.cpp knows no such quantisation")
     silent = api.llama_log_callback(lambda level, text, data: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     params = api.llama_model_quantize_default_params()
-    params.ftype = getattr(api, TYPES[name])
+    params.ftype = ftype
     params.allow_requantize = True
     params.nthread = 1
     code = api.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params))
@@ -74,13 +68,10 @@ def _quantize(source: Path, name: str, target: Path) -> None:
 def main() -> None:
     """Make and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="TYPE", help=f"{', '.join(TYPES)} (default: {' '.join(DEFAULT)})")
+    parser.add_argument("names", nargs="*", metavar="TYPE", help=f"such as q5_k_m (default: {' '.join(DEFAULT)})")
     parser.add_argument("--model", type=Path, help="a GGUF; by default the demo model")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="where to keep them")
     options = parser.parse_args()
-    unknown = sorted(set(options.names) - set(TYPES))
-    if unknown:
-        sys.exit(f"unknown: {', '.join(unknown)}")
     for name in options.names or DEFAULT:
         print(make_quant(options.model or demo_model(), name, options.cache), flush=True)
 

@@ -32,6 +32,15 @@ class _Epochs:
             self._floor = max(self._floor, forgotten)
         return epoch
 
+    def memory(self) -> tuple[int, list[tuple[str, str, int]]]:
+        """The highest forgotten epoch, and the last one of each remembered id, oldest first."""
+        return self._floor, [(client, session_id, last) for (client, session_id), last in self._last.items()]
+
+    def remember(self, floor: int, epochs: Sequence[tuple[str, str, int]]) -> None:
+        """Go on from another node's memory."""
+        self._floor = floor
+        self._last = OrderedDict(((client, session_id), last) for client, session_id, last in epochs)
+
 
 class Admission:
     """Decides on submissions and seats or queues what it accepts."""
@@ -41,7 +50,7 @@ class Admission:
         self._roster = roster
         self._counters = counters
         self._retry = retry
-        self._epochs = _Epochs()
+        self.epochs = _Epochs()
         self._ids: dict[tuple[str, str], SessionKey] = {}
 
     def submit(self, jobs: Sequence[Job], now: float) -> tuple[list[Session], list[AdmissionDecision]]:
@@ -94,7 +103,7 @@ class Admission:
 
     def _enter(self, session: Session) -> None:
         client, session_id, _ = session.key
-        session.key = SessionKey(client, session_id, self._epochs.next(client, session_id))
+        session.key = SessionKey(client, session_id, self.epochs.next(client, session_id))
         self._ids[client, session_id] = session.key
         self._roster.enter(session)
 

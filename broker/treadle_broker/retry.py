@@ -34,6 +34,15 @@ class RetryEstimator:
         if self._tick_s is None and tick_s > 0:
             self._tick_s = tick_s
 
+    def memory(self, now: float) -> tuple[float | None, list[float]]:
+        """The running mean, None before anything was measured, and the times of places promised after ``now``."""
+        return self._tick_s, [at for at in self._promises if at > now]
+
+    def remember(self, tick_s: float | None, promises: Sequence[float]) -> None:
+        """Go on from another estimator's memory."""
+        self._tick_s = tick_s
+        self._promises = deque(promises, maxlen=_MAX_PROMISES)
+
     def observe(self, tick_s: float) -> None:
         """One more tick took ``tick_s`` seconds."""
         known = self._tick_s

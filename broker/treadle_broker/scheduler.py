@@ -13,6 +13,7 @@ from treadle_broker.admission import Admission
 from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
 from treadle_broker.inflight import InFlight, Sent
+from treadle_broker.marks import Marks
 from treadle_broker.plan import Event, Finished, Plan, PlannedDecode, PlannedPrefill, Promoted
 from treadle_broker.planner import Planner, Row
 from treadle_broker.retry import RetryEstimator
@@ -236,6 +237,39 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether no session is live and no tick is in flight."""
         return not self._roster.sessions and not len(self._inflight)
+
+    # ---- going on elsewhere
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it is idle and owes the engine nothing: ``marks`` is then all that its past can decide."""
+        return self.idle and not self._roster.slots.releases_due
+
+    def marks(self, now: float) -> Marks:
+        """What a fresh scheduler must remember to go on as this one, which is at rest."""
+        tick_s, promises = self._retry.memory(now)
+        floor, epochs = self._admission.epochs.memory()
+        return Marks(
+            next_tick=self._next_tick,
+            next_gen=self._roster.slots.next_gen,
+            resync=self._resync,
+            kv_drift=self._kv_drift,
+            last_result_at=self._last_result_at,
+            tick_s=tick_s,
+            promises=promises,
+            epoch_floor=floor,
+            epochs=epochs,
+        )
+
+    def remember(self, marks: Marks) -> None:
+        """Go on from another scheduler's marks, before anything was submitted."""
+        self._next_tick = marks.next_tick
+        self._roster.slots.next_gen = marks.next_gen
+        self._resync = marks.resync
+        self._kv_drift = marks.kv_drift
+        self._last_result_at = marks.last_result_at
+        self._retry.remember(marks.tick_s, marks.promises)
+        self._admission.epochs.remember(marks.epoch_floor, marks.epochs)
 
     # ---- facts
 

@@ -17,12 +17,12 @@ from treadle_broker.intake import Intake
 from treadle_broker.library import StreamLibrary
 from treadle_broker.node_facts import derive_budget, expected_facts
 from treadle_broker.publisher import Publisher
-from treadle_broker.scheduler import Scheduler
 from treadle_broker.side_thread import SideThread
 from treadle_broker.status import Status
 from treadle_broker.stream import Stream
 from treadle_broker.submissions import Submissions
 from treadle_broker.text import ChatTemplate, Tokenizer
+from treadle_broker.tick_log import TickLog, make_scheduler
 from treadle_broker.worker_link import WorkerLink
 from treadle_shared.config import NodeConfig
 from treadle_shared.limits import MAX_FRAME_BYTES
@@ -43,7 +43,14 @@ _CLIENT_BACKLOG = 1024  # connections that may wait to be accepted
 class Broker:
     """One node's broker, from its sockets to its last message."""
 
-    def __init__(self, config: NodeConfig, directory: RuntimeDir, tokenizer: Tokenizer, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        directory: RuntimeDir,
+        tokenizer: Tokenizer,
+        notifier: Notifier,
+        tick_log: TickLog | None = None,
+    ) -> None:
         self.boot_id = secrets.token_hex(8)
         self._config = config
         self._notifier = notifier
@@ -54,7 +61,7 @@ class Broker:
         self._link = WorkerLink(self._context, directory, self.boot_id, config.worker_silence_s)
         self._signals = StopSignals()
         self._side = SideThread()
-        self._build(tokenizer)
+        self._build(tokenizer, tick_log)
         self._poller = self._make_poller()
         self._drain = DrainClock(config.drain_timeout_s)
         self._orphans: dict[Stream, float] = {}
@@ -187,10 +194,10 @@ class Broker:
 
     # ---- building and closing
 
-    def _build(self, tokenizer: Tokenizer) -> None:
+    def _build(self, tokenizer: Tokenizer, tick_log: TickLog | None) -> None:
         config = self._config
         facts = expected_facts(config, tokenizer)
-        self._scheduler = Scheduler(derive_budget(config, facts), facts, depth=config.tick_depth)
+        self._scheduler = make_scheduler(derive_budget(config, facts), facts, config.tick_depth, tick_log)
         self._library = StreamLibrary(config.result_ttl_s)
         self._connections = Connections()
         self._status = Status(config, self._scheduler, self._link, self.boot_id, tokenizer.name)

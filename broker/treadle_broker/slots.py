@@ -11,7 +11,8 @@ class SlotTable:
     """``n`` slots, lowest free one first: the engine batches consecutive slots best.
 
     The table also keeps the *physical* rows: what the engine holds once every planned tick has run, with rows of
-    sessions that left until the release that empties their slot is planned.
+    sessions that left until the release that empties their slot is planned. ``next_gen`` is the generation that
+    the next assignment gets.
     """
 
     def __init__(self, n: int) -> None:
@@ -19,7 +20,7 @@ class SlotTable:
         self._rows = [0] * n
         self._free = list(range(n))
         self._to_release: set[int] = set()
-        self._next_gen = 0
+        self.next_gen = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -57,8 +58,8 @@ class SlotTable:
 
     def renew(self, session: Session) -> None:
         """A new generation for a session that keeps its slot: what the engine held under the old one is void."""
-        session.gen = self._next_gen
-        self._next_gen += 1
+        session.gen = self.next_gen
+        self.next_gen += 1
 
     def vacate(self, session: Session) -> None:
         """Take the slot back; the engine empties it with the next plan, before anything else uses it."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from treadle_broker.service import Broker
 from treadle_broker.text import ByteTokenizer, Tokenizer, VocabTokenizer
+from treadle_broker.tick_log import open_tick_log
 from treadle_shared.config import NodeConfig, read_node_config
 from treadle_shared.errors import EXIT_CONFIG, ConfigError, ModelError, RuntimeDirError
 from treadle_shared.log import get_logger, set_up_logging
@@ -39,7 +40,7 @@ def _serve(config: NodeConfig, directory: RuntimeDir) -> int:
     try:
         tokenizer = _tokenizer(config)
         try:
-            return Broker(config, directory, tokenizer, Notifier()).run()
+            return Broker(config, directory, tokenizer, Notifier(), open_tick_log(config)).run()
         finally:
             tokenizer.close()
     finally:

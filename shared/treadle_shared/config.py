@@ -73,11 +73,16 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_timeout_s: PositiveSeconds = 30.0
     max_unread_tokens: Positive = 1 << 20
 
+    # what it does wrong on purpose, for tests
+    faults: str = ""
+
     # what it tells
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     telemetry_interval_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 0.5
     telemetry_replay: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    tick_log: str = ""
+    tick_log_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 64 << 20
 
     def __post_init__(self) -> None:
         if self.worker_silence_s < 2 * self.heartbeat_s:

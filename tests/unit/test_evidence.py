@@ -18,7 +18,13 @@ from treadle_shared import (
     load_config,
 )
 from treadle_shared.errors import PartialShardError, WeightBudgetError
-from treadle_worker.reference import KvBatchEngine, KvBoundaryAdapter, ReferenceModel, SessionCache, build_reference_engine
+from treadle_worker.reference import (
+    KvBatchEngine,
+    KvBoundaryAdapter,
+    ReferenceModel,
+    SessionCache,
+    build_reference_engine,
+)
 
 KV_BYTES = 1536  # the reference engine's KV of one token
 TABLE = {  # concurrency: ticks, average and maximum occupancy, tokens a tick, peak KV bytes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from treadle_shared.config import NodeConfig
 from treadle_shared.engine import BatchEngine
 from treadle_shared.errors import ConfigError, ModelError, WeightBudgetError
 from treadle_shared.limits import MAX_DETAIL, MAX_NAME
+from treadle_worker.faults import FaultyEngine, parse_faults
 
 START_ERRORS: Final = (ConfigError, ModelError, WeightBudgetError)
 """What stops a start for good: the operator must change something first."""
@@ -42,9 +43,9 @@ class Observer(Protocol):
 
 def open_engine(config: NodeConfig, observer: Observer) -> OpenEngine:
     """Load, warm up and test the configured engine. Raises ConfigError, ModelError or WeightBudgetError."""
-    if config.engine == "reference":
-        return _open_reference(config)
-    return _open_llama(config, observer)
+    faults = parse_faults(config.faults)
+    opened = _open_reference(config) if config.engine == "reference" else _open_llama(config, observer)
+    return replace(opened, engine=FaultyEngine(opened.engine, faults)) if faults else opened
 
 
 def make_engine(config: NodeConfig) -> BatchEngine:

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "cancel": "end one session",
     "drain": "finish what runs, then stop the node",
     "sweep": "the same jobs at several levels of concurrency",
+    "replay": "make the decisions of a tick log again and say where they would differ",
     "verify": "prove that a model's answers do not depend on load",
     "demo": "start a node, stream eight answers at once, and sum up",
 }

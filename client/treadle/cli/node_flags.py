@@ -43,10 +43,13 @@ _HELP: Final = {
     "resume_grace_s": "seconds after a start in which resumed sessions go first",
     "result_ttl_s": "seconds that the log of a finished session is kept",
     "max_unread_tokens": "unread tokens of one client, beyond which it is refused",
+    "faults": "for tests: rules ACTION@TRIGGER by which the engine dies, hangs or fails",
     "log_level": "least level that is logged",
     "log_format": "auto: JSON lines unless standard error is a terminal",
     "telemetry_interval_s": "seconds between two snapshots",
     "telemetry_replay": "events of each topic that are kept for the replay",
+    "tick_log": "write every scheduling decision to this file, for `treadle replay`",
+    "tick_log_bytes": "most bytes of that file and its predecessor together",
     "drain_timeout_s": "seconds for what runs when the node stops",
 }
 

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import IO, Any, Final
 
 from treadle.supervise.child import Child
+from treadle.supervise.hearing import Hearing
 from treadle.supervise.restart import RestartPolicy
 from treadle.supervise.watch import StatusWatch
 from treadle_shared.errors import EXIT_CONFIG
@@ -79,6 +80,7 @@ class Supervisor:
             for name in (BROKER, WORKER)
         }
         self._policies = {name: RestartPolicy() for name in self._children}
+        self._hearing = Hearing()
         self._restart_at: dict[str, float] = {}
         self._watch = StatusWatch(directory, lambda facts: self._news.put(_Seen(facts)))
         self._phase = Phase.RUNNING
@@ -94,8 +96,8 @@ class Supervisor:
     def run(self) -> int:
         """Start the node and see it through; the exit code. 0 after a clean drain."""
         try:
-            for child in self._children.values():
-                child.start()
+            for name in self._children:
+                self._start(name)
             self._watch.look()
             while self._phase is not Phase.OVER:
                 self._turn()
@@ -129,12 +131,16 @@ class Supervisor:
         """What is due: restarts, and the end of patience."""
         for name in [name for name, at in self._restart_at.items() if at <= now]:
             del self._restart_at[name]
-            self._children[name].start()
+            self._start(name)
         if self._kill_at is not None and self._kill_at <= now:
             self._say("stopping takes too long; killing what is left")
             self._code = self._code or 1
             self._kill()
             self._kill_at = now + KILLED_S
+
+    def _start(self, name: str) -> None:
+        self._children[name].start()
+        self._hearing.started(name, time.monotonic())
 
     # ---- news
 
@@ -194,6 +200,7 @@ class Supervisor:
         if self._phase is not Phase.RUNNING:
             self._watch.rest()
             return
+        self._listen(facts, time.monotonic())
         if facts is None or not self._is_ready(facts):
             self._on_status(facts)
             return
@@ -201,6 +208,20 @@ class Supervisor:
         if not self._was_ready:
             self._was_ready = True
             self._on_ready(facts)
+
+    def _listen(self, facts: dict[str, Any] | None, now: float) -> None:
+        """Kill a child that runs and is not heard; its death brings the next one."""
+        if facts is None:
+            self._hearing.excuse(WORKER, now)  # only the broker could tell
+        else:
+            self._hearing.heard(BROKER, now)
+            if (facts.get("pids") or {}).get(WORKER) == self._children[WORKER].pid:
+                self._hearing.heard(WORKER, now)
+        for name, child in self._children.items():
+            if child.pid is not None and self._hearing.is_lost(name, now):
+                self._say(f"the {name} is there but does nothing; killing it")
+                child.signal(signal.SIGKILL)
+                self._hearing.started(name, now)
 
     def _note_progress(self, facts: dict[str, Any] | None) -> None:
         """A broker that answers has got somewhere, a worker once the node is ready."""

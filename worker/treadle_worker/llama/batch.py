@@ -65,8 +65,8 @@ def calls_packed(lengths: Sequence[int], limit: int) -> list[list[Piece]]:
 class Batch:
     """A ``llama_batch`` whose arrays are numpy arrays, filled in place and never reallocated.
 
-    ``token``, ``pos`` (int32), ``output`` (int8) have ``capacity`` entries. ``assign`` names the sequence of
-    a range of rows: every row points into one constant table of sequence ids.
+    ``token``, ``pos`` (int32), ``output`` (int8) have ``capacity`` entries. ``assign`` and ``assign_each`` name
+    the sequences of rows: every row points into one constant table of sequence ids.
     """
 
     def __init__(self, api: Any, capacity: int, n_sequences: int) -> None:
@@ -79,11 +79,19 @@ class Batch:
         start, size = self._ids.ctypes.data, self._ids.itemsize
         self._addresses: npt.NDArray[np.uintp] = np.arange(n_sequences, dtype=np.uintp) * size + start
         self._sequence: npt.NDArray[np.uintp] = np.zeros(capacity, np.uintp)
+        self._slots: list[int] = []  # what the first rows are assigned to, where they were assigned one each
         self.struct = self._wrap(api)
 
-    def assign(self, rows: slice, slots: int | Sequence[int]) -> None:
-        """The sequence of each row in ``rows``: one for all, or one each."""
-        self._sequence[rows] = self._addresses[slots]
+    def assign(self, rows: slice, slot: int) -> None:
+        """Every row in ``rows`` belongs to one sequence."""
+        self._sequence[rows] = self._addresses[slot]
+        self._slots = []
+
+    def assign_each(self, slots: list[int]) -> None:
+        """Row r belongs to sequence ``slots[r]``. Decode batches often repeat the last one's slots."""
+        if slots != self._slots:
+            self._sequence[: len(slots)] = self._addresses[slots]
+            self._slots = slots
 
     def _wrap(self, api: Any) -> Any:
         def pointer(array: npt.NDArray[Any], ctype: Any) -> Any:

@@ -216,14 +216,16 @@ class LlamaEngine:
         batch.token[:count] = tokens
         batch.pos[:count] = [item.pos for item, _ in rows]
         batch.output[:count] = [item.sample for item, _ in rows]
-        batch.assign(slice(count), [int(item.session) for item, _ in rows])
+        batch.assign_each([int(item.session) for item, _ in rows])
         sampled = [row for row in rows if row[0].sample]
         logits = self._run(count, len(sampled), (item.session for item, _ in rows))
+        grown = 0
         for token, (item, sequence) in zip(tokens, rows, strict=True):
-            self._kv_tokens += item.pos + 1 - sequence.length
+            grown += item.pos + 1 - sequence.length
             sequence.length = item.pos + 1
             if sequence.chain is not None:
                 sequence.chain.accept((token,))
+        self._kv_tokens += grown
         results = self._sample(sampled, logits)
         if len(sampled) == count:
             return results

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from treadle_shared.config import NodeConfig, load_config
 from treadle_shared.errors import EXIT_CONFIG
 from treadle_worker.engines import START_ERRORS
-from treadle_worker.pinning import pin, usable_cpus
+from treadle_worker.pinning import pin
 from treadle_worker.verify.jobs import session_tokens
 from treadle_worker.verify.proof import Proof
 from treadle_worker.verify.report import CaseResult, Report
@@ -54,8 +54,7 @@ def _read_config(options: argparse.Namespace) -> NodeConfig:
         "session_tokens": session_tokens(options.quick),
         "ubatch_tokens": 512,
     }
-    config = load_config(None, flags)
-    return config if config.threads else load_config(None, flags | {"threads": len(usable_cpus())})
+    return load_config(None, flags)
 
 
 def _print_line(case: CaseResult) -> None:

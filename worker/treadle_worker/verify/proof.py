@@ -73,8 +73,8 @@ class Proof:
             self._reference(driver, jobs)
             self._batches(driver, jobs)
             self._chunks(driver, jobs)
-        self._new_engines(jobs, engine.threads)
-        with self._context() as context:
+        self._new_engines(jobs, about["threads"])
+        with self._context(about["threads"]) as context:
             self._prefixes(prefixes.Rows(context), jobs)
         return Report(cases=self._results, **about)
 
@@ -163,10 +163,10 @@ class Proof:
             engine.close()
 
     @contextmanager
-    def _context(self) -> Iterator[LlamaContext]:
+    def _context(self, threads: int) -> Iterator[LlamaContext]:
         config = msgspec.structs.replace(self._config, max_sessions=prefixes.SLOTS)
         model = LlamaModel(load_library(), config, self._choose, lambda fraction: None)
-        context = LlamaContext(model, config, config.threads or 1)
+        context = LlamaContext(model, config, threads)
         try:
             yield context
         finally:

@@ -1,0 +1,120 @@
+"""Faults on purpose: an engine that dies, hangs or fails where a test says so.
+
+Chosen by the ``faults`` setting, a list of rules ``ACTION@TRIGGER`` separated by ``;``.
+
+- actions: ``kill`` (SIGKILL itself), ``segv`` (SIGSEGV itself), ``exit`` (leave with code 1), ``stall`` (never return),
+  ``codeN`` (the batch fails with code N, such as ``code-3``)
+- triggers: ``token=T`` (a batch with a row of a sequence whose prompt holds token T), ``call=N`` (the N-th call of
+  this engine only), ``every=N`` (each N-th call)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from treadle_shared.engine import BatchEngine, DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.errors import ConfigError, DecodeFailed
+
+_RULE: Final = re.compile(r"(?P<action>kill|segv|exit|stall|code-?\d+)@(?P<trigger>token|call|every)=(?P<number>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One rule."""
+
+    action: str
+    trigger: str
+    number: int
+
+    def fires(self, call: int, marked: bool) -> bool:
+        """Whether it strikes at call number ``call`` (from 1); ``marked``: a sequence of the batch holds its token."""
+        if self.trigger == "token":
+            return marked
+        return call == self.number if self.trigger == "call" else call % self.number == 0
+
+    def strike(self) -> None:
+        """Do it. Raises DecodeFailed where that is the fault."""
+        if self.action == "stall":
+            threading.Event().wait()
+        if self.action.startswith("code"):
+            raise DecodeFailed(int(self.action.removeprefix("code")), "a fault on purpose")
+        if self.action == "exit":
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSEGV)
+
+
+def parse_faults(text: str) -> list[Fault]:
+    """The rules of a ``faults`` setting. Raises ConfigError for ``faults``."""
+    faults = []
+    for part in filter(None, text.split(";")):
+        match = _RULE.fullmatch(part.strip())
+        if match is None or (match["trigger"] != "token" and int(match["number"]) == 0):
+            raise ConfigError("faults", f"{part.strip()!r} is not ACTION@TRIGGER")
+        faults.append(Fault(match["action"], match["trigger"], int(match["number"])))
+    return faults
+
+
+class FaultyEngine:
+    """A BatchEngine around another one, with faults."""
+
+    def __init__(self, engine: BatchEngine, faults: Sequence[Fault]) -> None:
+        self._engine = engine
+        self._faults = faults
+        self._calls = 0
+        self._prompts: dict[tuple[int | str, int], set[int]] = {}
+
+    @property
+    def recipe_fingerprint(self) -> str:
+        """The wrapped engine's: faults change no token."""
+        return self._engine.recipe_fingerprint
+
+    @property
+    def facts(self) -> EngineFacts:
+        """The wrapped engine's."""
+        return self._engine.facts
+
+    @property
+    def kv_tokens(self) -> int:
+        """The wrapped engine's."""
+        return self._engine.kv_tokens
+
+    @property
+    def last_timings(self) -> Any:
+        """The wrapped engine's."""
+        return getattr(self._engine, "last_timings", (0.0, 0.0))
+
+    def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
+        """See BatchEngine."""
+        for item in items:
+            self._prompts.setdefault((item.session, item.epoch), set()).update(item.tokens)
+        self._strike(items)
+        return self._engine.prefill(items)
+
+    def decode_batch(self, items: Sequence[DecodeItem]) -> list[StepResult]:
+        """See BatchEngine."""
+        self._strike(items)
+        return self._engine.decode_batch(items)
+
+    def release(self, session: int | str, epoch: int) -> None:
+        """See BatchEngine."""
+        self._prompts.pop((session, epoch), None)
+        self._engine.release(session, epoch)
+
+    def close(self) -> None:
+        """Close the wrapped engine where it can be closed."""
+        close = getattr(self._engine, "close", None)
+        if close is not None:
+            close()
+
+    def _strike(self, items: Sequence[PrefillItem | DecodeItem]) -> None:
+        self._calls += 1
+        held = [self._prompts.get((item.session, item.epoch), set()) for item in items]
+        for fault in self._faults:
+            if fault.fires(self._calls, any(fault.number in tokens for tokens in held)):
+                fault.strike()
