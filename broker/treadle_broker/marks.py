@@ -14,7 +14,6 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
     next_tick: int = 0
     next_gen: int = 0
-    resync: bool = False
     kv_drift: int = 0
     last_result_at: float = 0.0
     tick_s: float | None = None

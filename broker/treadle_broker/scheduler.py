@@ -247,12 +247,12 @@ class Scheduler:
 
     def marks(self, now: float) -> Marks:
         """What a fresh scheduler must remember to go on as this one, which is at rest."""
+        assert not self._resync  # a failed tick leaves a slot to release
         tick_s, promises = self._retry.memory(now)
         floor, epochs = self._admission.epochs.memory()
         return Marks(
             next_tick=self._next_tick,
             next_gen=self._roster.slots.next_gen,
-            resync=self._resync,
             kv_drift=self._kv_drift,
             last_result_at=self._last_result_at,
             tick_s=tick_s,
@@ -265,7 +265,6 @@ class Scheduler:
         """Go on from another scheduler's marks, before anything was submitted."""
         self._next_tick = marks.next_tick
         self._roster.slots.next_gen = marks.next_gen
-        self._resync = marks.resync
         self._kv_drift = marks.kv_drift
         self._last_result_at = marks.last_result_at
         self._retry.remember(marks.tick_s, marks.promises)

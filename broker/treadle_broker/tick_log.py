@@ -112,7 +112,7 @@ class TickLog:
             return
         self.recording = False
         self._file.append(_CUT)
-        _log.info("tick_log_full", bytes=self._file.size, resumes="when no session is live")
+        _log.warning("tick_log_full", bytes=self._file.size, resumes="when no session is live")
 
     def _fail(self, error: OSError) -> None:
         """The log is given up; the node serves on."""

@@ -77,7 +77,7 @@ def test_an_absurd_flag_is_refused_by_its_key(key: str, value: str) -> None:
 
 
 def test_every_command_takes_a_runtime_directory() -> None:
-    operands = {"generate": ["x"], "cancel": ["x"]}
+    operands = {"generate": ["x"], "cancel": ["x"], "replay": ["x"]}
     for name in COMMANDS:
         args = make_parser().parse_args([name, *operands.get(name, []), "--runtime-dir", "/somewhere"])
         assert args.runtime_dir == "/somewhere"

@@ -280,14 +280,14 @@ def test_the_tick_behind_a_failed_one_is_void_and_planned_again() -> None:
 
 
 def test_releases_of_a_refused_tick_are_sent_again() -> None:
-    scheduler = node(max_active=1)
-    scheduler.submit([job("a"), job("b")], 0.0)
+    scheduler = node()
+    scheduler.submit([job("a"), job("b"), job("c")], 0.0)
     tick(scheduler)
     scheduler.cancel(key("a"), 0.0)
     plan = planned(scheduler)
     assert plan.release == (0,)
     scheduler.complete(failure(plan, not_run=True), 0.0)
-    assert planned(scheduler).release == (0,)
+    assert planned(scheduler).release == (0, 1, 2), "a's, and those of the two that start anew"
 
 
 def test_a_session_that_gave_its_slot_away_comes_back_before_the_queue() -> None:
@@ -353,17 +353,76 @@ def test_a_result_of_a_lost_worker_changes_nothing() -> None:
     assert emitted(scheduler.complete(answer(plan), 0.0)) == ["a"]
 
 
+def _strikes(scheduler: Scheduler) -> dict[str, int]:
+    return {session.key.session_id: session.strikes for session in scheduler.sessions()}
+
+
 def test_a_tick_that_the_engine_would_have_refused_counts_against_nobody() -> None:
-    scheduler = node(depth=2, max_active=2)
-    scheduler.submit([job("a"), job("b", prompt=2000)], 0.0)
+    scheduler = node(depth=2)
+    scheduler.submit([job("a")], 0.0)
     tick(scheduler)
-    first, second = planned(scheduler), planned(scheduler)
-    assert set(prefilling(first)) == set(prefilling(second)) == {"b"}
-    scheduler.complete(part_of(first, 0, last=False), 0.0)
-    scheduler.complete(failure(first, part=1), 0.0)
+    first = planned(scheduler)
+    scheduler.submit([job("b")], 0.0)
+    assert prefilling(planned(scheduler)) == {"b": 4}
+    scheduler.complete(failure(first), 0.0)
     scheduler.worker_lost(0.0)
-    strikes = {session.key.session_id: session.strikes for session in scheduler.sessions()}
-    assert strikes == {"a": 0, "b": 1}
+    assert _strikes(scheduler)["b"] == 0
+
+
+def test_a_row_behind_a_miss_counts_against_nobody() -> None:
+    scheduler = node(depth=2, max_prefill_tokens_per_tick=4)
+    scheduler.submit([job("a", prompt=8)], 0.0)
+    first, second = planned(scheduler), planned(scheduler)
+    assert prefilling(second) == {"a": 4}
+    scheduler.complete(answer(first, miss={"a"}), 0.0)
+    scheduler.worker_lost(0.0)
+    assert _strikes(scheduler) == {"a": 0}
+
+
+def _one_suspect() -> Scheduler:
+    """Two lost workers: "speaker" emitted a token before each, "silent" is still at its long prompt."""
+    scheduler = node(max_active=2, max_prefill_tokens_per_tick=8)
+    scheduler.submit([job("speaker"), job("silent", prompt=1000)], 0.0)
+    for _ in range(2):
+        tick(scheduler)
+        planned(scheduler)
+        scheduler.worker_lost(0.0)
+        scheduler.worker_ready(facts(), 0.0)
+    assert _strikes(scheduler) == {"speaker": 0, "silent": 2}
+    return scheduler
+
+
+def test_everyone_waits_while_a_suspect_is_on_trial() -> None:
+    scheduler = _one_suspect()
+    for _ in range(3):
+        plan = planned(scheduler)
+        assert (decoding(plan), list(prefilling(plan))) == ([], ["silent"])
+        scheduler.complete(answer(plan), 0.0)
+    assert _ends(scheduler.cancel(key("silent"), 0.0)) == {"silent": (DoneReason.CANCELLED, "")}
+    assert list(prefilling(planned(scheduler))) == ["speaker"]
+
+
+def test_a_session_on_trial_gets_a_slot_before_those_that_wait_for_its_verdict() -> None:
+    scheduler = _one_suspect()
+    scheduler.worker_lost(0.0)
+    scheduler.worker_ready(facts(), 0.0, budget(max_active=1))
+    assert list(prefilling(planned(scheduler))) == ["silent"]
+
+
+def test_a_trial_begins_when_no_row_of_a_cleared_session_is_in_flight() -> None:
+    scheduler = node(depth=2)
+    scheduler.submit([job("a"), job("b")], 0.0)
+    for _ in range(2):
+        planned(scheduler)
+        scheduler.worker_lost(0.0)
+        scheduler.worker_ready(facts(), 0.0)
+    first, second = planned(scheduler), planned(scheduler)
+    assert (prefilling(first), decoding(second)) == ({"a": 4}, ["a"])
+    scheduler.complete(answer(first), 0.0)
+    assert scheduler.plan(0.0) is None, "a is cleared, b is tried alone"
+    scheduler.complete(answer(second), 0.0)
+    plan = planned(scheduler)
+    assert (decoding(plan), prefilling(plan)) == ([], {"b": 4})
 
 
 def test_the_drift_of_a_lost_worker_is_forgotten() -> None:

@@ -4,8 +4,8 @@ Chosen by the ``faults`` setting, a list of rules ``ACTION@TRIGGER`` separated b
 
 - actions: ``kill`` (SIGKILL itself), ``segv`` (SIGSEGV itself), ``exit`` (leave with code 1), ``stall`` (never return),
   ``codeN`` (the batch fails with code N, such as ``code-3``)
-- triggers: ``token=T`` (a batch with a row of a sequence whose prompt holds token T), ``call=N`` (the N-th call of
-  this engine only), ``every=N`` (each N-th call)
+- triggers: ``token=T`` (a batch with a row of a sequence that holds token T among its first four, so that no emitted
+  token counts), ``call=N`` (the N-th call of this engine only), ``every=N`` (each N-th call)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 from treadle_shared.engine import BatchEngine, DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import ConfigError, DecodeFailed
 
+_HEAD: Final = 4  # tokens of a sequence that are looked at
 _RULE: Final = re.compile(r"(?P<action>kill|segv|exit|stall|code-?\d+)@(?P<trigger>token|call|every)=(?P<number>\d+)")
 
 
@@ -92,7 +93,8 @@ class FaultyEngine:
     def prefill(self, items: Sequence[PrefillItem]) -> list[StepResult]:
         """See BatchEngine."""
         for item in items:
-            self._prompts.setdefault((item.session, item.epoch), set()).update(item.tokens)
+            head = item.tokens[: max(_HEAD - item.start, 0)]
+            self._prompts.setdefault((item.session, item.epoch), set()).update(head)
         self._strike(items)
         return self._engine.prefill(items)
 
