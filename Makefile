@@ -6,7 +6,11 @@ VENV_BIN := $(VENV)/bin
 PIP := $(VENV_BIN)/python -m pip --disable-pip-version-check
 OUT ?= build/units
 
-.PHONY: run test test-unit lint units bench-cost clean
+SECONDS ?= 600
+SEED ?= 1
+ENGINE ?= reference
+
+.PHONY: run test test-unit lint units bench-cost chaos clean
 
 run: $(VENV)/.run-ready ## start a node and stream eight chats at once
 	@$(VENV_BIN)/treadle demo
@@ -29,6 +33,9 @@ bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost
 	$(VENV_BIN)/python benchmarks/scheduler_cost.py
 	$(VENV_BIN)/python benchmarks/tick_roundtrip.py
 	$(VENV_BIN)/python benchmarks/worker_overhead.py
+
+chaos: $(VENV)/.test-ready ## load and faults on a real node: make chaos [SECONDS=600] [SEED=1] [ENGINE=reference|llama]
+	$(VENV_BIN)/python tests/chaos/chaos.py --seconds $(SECONDS) --seed $(SEED) --engine $(ENGINE)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
