@@ -65,15 +65,17 @@ class Admission:
             accepted.append(outcome)
             decisions.append(self._accepted(outcome))
         self._counters.submitted += len(accepted)
+        for _ in accepted:
+            self._retry.taken()
         return accepted, decisions
 
-    def full_refusal(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+    def full_refusal(self, client: str, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
         """The refusal that a job of at least so many tokens meets now because of what waits, or None."""
         if self.draining:
             return _refusal(session_id, AdmissionReason.REJECTED_DRAINING, message="the node is draining")
         if not self._roster.anyone_ahead and self._roster.open_seats > 0:
             return None
-        return self._queue_full(session_id, prompt_tokens, now)
+        return self._queue_full(client, session_id, prompt_tokens, now)
 
     def current(self, client: str, session_id: str) -> SessionKey | None:
         """The live session of that exact id."""
@@ -82,6 +84,8 @@ class Admission:
     def forget(self, session: Session) -> None:
         """The session ended; its id may be used again at once."""
         del self._ids[session.key.client, session.key.session_id]
+        if not self._roster.sessions:
+            self._retry.emptied()
 
     # ---- one job
 
@@ -91,7 +95,9 @@ class Admission:
             return refusal
         session = Session(key=SessionKey(job.client, job.session_id, 0), job=job, submitted_at=now)
         seat = not self._roster.anyone_ahead and self._roster.fits(session)
-        full = None if seat or self._resumes(job) else self._queue_full(job.session_id, job.prompt_tokens, now)
+        full = None
+        if not seat and not self._resumes(job):
+            full = self._queue_full(job.client, job.session_id, job.prompt_tokens, now)
         if full is not None:
             return full
         self._enter(session)
@@ -175,7 +181,7 @@ class Admission:
 
     # ---- the queue's bounds
 
-    def _queue_full(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+    def _queue_full(self, client: str, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
         budget, queue = self._roster.budget, self._roster.queue
         for name, needed, used, limit in (
             ("queue_depth", 1, len(queue), budget.queue_depth),
@@ -189,7 +195,7 @@ class Admission:
                     needed=needed,
                     available=max(0, limit - used),
                     limit=limit,
-                    retry_after_s=self._retry_after(now),
+                    retry_after_s=self._retry_after(client, now),
                     message="every slot is busy and the queue is full",
                 )
         return None
@@ -199,12 +205,13 @@ class Admission:
         budget = self._roster.budget
         return job.resumed and len(self._roster.queue) < budget.max_active + budget.queue_depth
 
-    def _retry_after(self, now: float) -> float:
+    def _retry_after(self, client: str, now: float) -> float:
         seated = self._roster.slots.sessions()
         head = self._roster.queue.head()
         typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
         mean_job = sum(typical) / max(len(typical), 1)
-        return round(self._retry.promise([self._ticks_left(session) for session in seated], mean_job, now), 3)
+        remaining = [self._ticks_left(session) for session in seated]
+        return round(self._retry.promise(client, remaining, mean_job, now), 3)
 
     def _ticks_left(self, session: Session) -> int:
         chunk = self._roster.budget.max_prefill_tokens_per_tick
@@ -225,8 +232,8 @@ class Admission:
         """The same refusal for all; it is time to come back when there is a place for the last of them."""
         retry_after_s = refusal.retry_after_s
         if retry_after_s is not None:
-            for _ in jobs[spoiler + 1 :]:
-                retry_after_s = self._retry_after(now)
+            for job in jobs[spoiler + 1 :]:
+                retry_after_s = self._retry_after(job.client, now)
         decisions = [
             msgspec.structs.replace(
                 refusal,

@@ -17,6 +17,7 @@ from treadle_shared.codec import encode
 
 _MAX_OUTBOX = 10_000  # answers waiting for a client that does not read; beyond it, further ones are dropped
 _MAX_MESSAGES = 1024  # messages in one frame: a frame stays far below the codec's bound
+_FRAME_ITEMS = 8192  # tokens and alternatives in one frame: a backlog goes out in pieces that a client can decode
 _RETRY_S = 0.05  # how soon a full peer is tried again
 _PROBE_S = 2.0  # how often a silent client with live sessions is looked for
 _IDLE_PROBE_S = 30.0  # how often one without any is
@@ -38,9 +39,14 @@ class Connection:
     dropped: int = 0
 
     @property
+    def address(self) -> tuple[bool, bytes]:
+        """Its socket and its identity there."""
+        return self.admin, self.identity
+
+    @property
     def scope(self) -> str:
         """The name under which its session ids live; unique while the broker runs."""
-        return self.identity.hex()
+        return scope_of(*self.address)
 
     @property
     def unread_tokens(self) -> int:
@@ -77,11 +83,15 @@ class Connections:
 
     def open(self, connection: Connection) -> None:
         """A client said HELLO."""
-        self._open[connection.admin, connection.identity] = connection
+        self._open[connection.address] = connection
+
+    def is_open(self, connection: Connection) -> bool:
+        """Whether it has neither gone nor said goodbye."""
+        return self._open.get(connection.address) is connection
 
     def reader(self, stream: Stream) -> Connection | None:
         """Who reads a stream."""
-        return None if stream.reader is None else self._open.get((False, stream.reader))
+        return None if stream.reader is None else self._open.get(stream.reader)
 
     def touch(self, connection: Connection) -> None:
         """It has something to be sent."""
@@ -93,7 +103,7 @@ class Connections:
         if before is not None:
             before.streams.pop(stream, None)
             before.news.pop(stream, None)
-        stream.reader = connection.identity
+        stream.reader = connection.address
         stream.sent = min(have_tokens, stream.emitted)
         stream.done_sent = False
         connection.streams[stream] = None
@@ -103,7 +113,7 @@ class Connections:
 
     def close(self, connection: Connection) -> list[Stream]:
         """Forget a connection; returns the streams that nobody reads now."""
-        self._open.pop((connection.admin, connection.identity), None)
+        self._open.pop(connection.address, None)
         self._eager.pop(connection, None)
         unread = list(connection.streams)
         connection.streams.clear()
@@ -148,18 +158,25 @@ class Connections:
         return True
 
 
+def scope_of(admin: bool, identity: bytes) -> str:
+    """Identities are unique on their socket only."""
+    return f"{'control' if admin else 'client'}-{identity.hex()}"
+
+
 def _next_frame(connection: Connection) -> tuple[list[ToClient], list[tuple[Stream, int, bool]], int]:
     """Messages for one frame, the cursors once it is sent, and how many of the outbox it holds."""
     taken = min(len(connection.outbox), _MAX_MESSAGES)
     messages = connection.outbox[:taken]
     cursors: list[tuple[Stream, int, bool]] = []
+    size = 0
     for stream in connection.news:
-        if len(messages) >= _MAX_MESSAGES:
+        if len(messages) >= _MAX_MESSAGES or size >= _FRAME_ITEMS:
             break
         end = stream.sent
         if stream.unread:
             delta, end = stream.next_delta()
             messages.append(delta)
+            size += stream.items(delta)
         finished = stream.done is not None and end == stream.sent + stream.unread
         if finished and stream.done is not None:
             messages.append(stream.done)

@@ -48,9 +48,12 @@ class Delivery:
                 self._rebuilding(stream, event)
 
     def tell_positions(self) -> None:
-        """Tell every waiting client how many are ahead of it. Costs the queue's length."""
+        """Tell every waiting client that reads how many are ahead of it. Costs the queue's length."""
+        behind = {connection for connection in self._connections.all() if connection.outbox}
         for key, ahead in self._scheduler.positions():
-            self._say(self._library.get(key), Position(session_id=key.session_id, epoch=key.epoch, ahead=ahead))
+            stream = self._library.get(key)
+            if self._reader(stream) not in behind:
+                self._say(stream, Position(session_id=key.session_id, epoch=key.epoch, ahead=ahead))
 
     def _emitted(self, stream: Stream, event: Emitted, now: float) -> None:
         if stream.done is not None:  # the stop string was completed by an earlier token of this very result

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from treadle_broker.connections import Connection, Connections
+from treadle_broker.connections import Connection, Connections, scope_of
 from treadle_broker.delivery import Delivery
 from treadle_broker.library import StreamLibrary
 from treadle_broker.scheduler import Scheduler
@@ -34,10 +34,11 @@ from treadle_shared.calls import (
 )
 from treadle_shared.codec import convert_from_client, encode, unpack
 from treadle_shared.errors import InvalidRequest, MalformedMessage
-from treadle_shared.limits import MAX_DETAIL, MAX_NAME, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_DETAIL, MAX_NAME, MAX_TOKENS_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.tokens import pack_tokens
 
 _BURST = 256  # messages read from clients in one turn of the loop: a flood cannot hold it
+_BURST_BYTES = 256 << 10  # and bytes of them: one large frame a turn
 
 
 class Node(Protocol):
@@ -101,11 +102,14 @@ class Desk:
 
     def serve(self, now: float) -> None:
         """Answer what has arrived, up to a bound."""
-        for _ in range(_BURST):
+        taken = size = 0
+        while taken < _BURST and size < _BURST_BYTES:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            taken += 1
+            size += sum(map(len, frames))
             self._handle(frames, now)
 
     def gone(self, connection: Connection) -> list[Stream]:
@@ -144,7 +148,9 @@ class Desk:
         if isinstance(message, Hello):
             self._hello(identity, message, now)
         elif connection is None and isinstance(message, Goodbye):
-            self._node.cancel_orphans_of(identity.hex())  # a failed send was noticed before its last word was read
+            self._node.cancel_orphans_of(
+                scope_of(self._admin, identity)
+            )  # a failed send was noticed before its last word was read
         elif connection is None:
             self._fail(identity, _failure(rid, "hello_first", "", "say hello before anything else"))
         else:
@@ -239,6 +245,9 @@ def _failure(rid: int | None, code: str, field: str, message: str) -> Failure:
 
 def _tokenized(rid: int, future: Future[Any]) -> Tokenized | Failure:
     try:
-        return Tokenized(rid=rid, tokens=pack_tokens(future.result()))
+        tokens = pack_tokens(future.result())
     except InvalidRequest as error:
         return _failure(rid, "invalid", error.field, error.problem)
+    if len(tokens) > MAX_TOKENS_BYTES:
+        return _failure(rid, "invalid", "text", f"has {len(tokens) // 4} tokens, more than an answer can hold")
+    return Tokenized(rid=rid, tokens=tokens)

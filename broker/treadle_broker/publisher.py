@@ -7,18 +7,23 @@ subscriber costs nothing: its messages are dropped by the socket, and it can fet
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgpack
+import msgspec
 import zmq
 
+from treadle_shared.codec import unpack
+from treadle_shared.errors import MalformedMessage
 from treadle_shared.rundir import RuntimeDir
 
 TOPICS: Final = ("snapshot", "tick", "session", "admission", "worker")
 _LAST_VALUE: Final = ("snapshot", "worker")
 _SEND_HWM = 1000  # messages a slow subscriber may be behind before it gets gaps
 _REPLAY_BATCH = 1000  # events in one replay answer
-_MAX_QUERY_BYTES = 256
+_MAX_QUERY_BYTES = 256  # of a subscription or a replay query: the longest topic is far shorter
+_BURST = 32  # subscriptions or queries taken in one turn of the loop: a flood cannot hold it
 
 
 class _Topic:
@@ -26,6 +31,14 @@ class _Topic:
         self.name = name.encode()
         self.next = 0
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=keep)
+
+    def between(self, first: int, last: int) -> list[tuple[int, bytes]]:
+        """What is kept of a range, at most one batch; costs the batch, not what is kept."""
+        if not self.kept:
+            return []
+        oldest = self.kept[0][0]
+        start, end = max(first - oldest, 0), min(last - oldest + 1, len(self.kept))
+        return [self.kept[place] for place in range(start, min(end, start + _REPLAY_BATCH))]
 
     def frames(self, sequence: int, body: bytes) -> list[bytes]:
         return [self.name, sequence.to_bytes(8, "big"), body]
@@ -40,6 +53,7 @@ class Publisher:
         self._out = context.socket(zmq.XPUB)
         self._out.set(zmq.SNDHWM, _SEND_HWM)
         self._out.set(zmq.LINGER, 0)
+        self._out.set(zmq.MAXMSGSIZE, _MAX_QUERY_BYTES)
         self._out.set(zmq.XPUB_VERBOSE, 1)
         self._out.bind(directory.telemetry)
         self._replay = context.socket(zmq.ROUTER)
@@ -63,10 +77,10 @@ class Publisher:
 
     def serve(self) -> None:
         """Answer subscriptions with the last value, and replay queries with what is kept."""
-        while (frame := _receive(self._out)) is not None:
+        for frame in _burst(self._out):
             if frame[0][:1] == b"\x01":
                 self._greet(frame[0][1:])
-        while (query := _receive(self._replay)) is not None:
+        for query in _burst(self._replay):
             self._answer(query)
 
     def close(self) -> None:
@@ -89,14 +103,13 @@ class Publisher:
     def _answer(self, query: list[bytes]) -> None:
         """``[identity, msgpack [topic, first, last]]`` gets ``[identity, b"replay", topic, sequence, map, …]``."""
         try:
-            name, first, last = msgpack.unpackb(query[-1], max_array_len=3)
+            name, first, last = msgspec.convert(unpack(query[-1]), tuple[str, int, int])
             topic = self._topics[name]
-            wanted = [item for item in topic.kept if int(first) <= item[0] <= int(last)][:_REPLAY_BATCH]
-        except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException):
+        except (MalformedMessage, msgspec.ValidationError, KeyError):
             self.bad_queries += 1
             return
         frames = [query[0], b"replay"]
-        for sequence, body in wanted:
+        for sequence, body in topic.between(first, last):
             frames += topic.frames(sequence, body)
         try:
             self._replay.send_multipart(frames, zmq.NOBLOCK)
@@ -104,8 +117,9 @@ class Publisher:
             self.bad_queries += 1
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
+def _burst(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    for _ in range(_BURST):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return

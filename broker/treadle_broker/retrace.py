@@ -69,8 +69,10 @@ class Retrace:
         return self._register.submitted(jobs, self._scheduler.submit(jobs, record.now), record.now)
 
     def _look_full(self, record: LookedFull) -> LookedFull:
-        refusal = self._scheduler.full_refusal("", record.prompt_tokens, record.now)
-        return LookedFull(record.now, record.prompt_tokens, None if refusal is None else verdict(refusal))
+        refusal = self._scheduler.full_refusal(record.client, "", record.prompt_tokens, record.now)
+        return LookedFull(
+            record.now, record.client, record.prompt_tokens, None if refusal is None else verdict(refusal)
+        )
 
     def _refuse(self, record: Refused) -> Refused:
         return Refused(self._scheduler.refuse(AdmissionDecision(reason=record.reason, session_id="")).reason)

@@ -143,6 +143,7 @@ class Roster:
         everyone = [*self.slots.sessions(), *self._returning]
         for session in everyone:
             self.leave(session)
+            session.rebuild(self.facts.replay_decode)  # which may not have been known when it was seated
         self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
         self.slots.resize(self._places)
         self._seat_returning()

@@ -69,12 +69,12 @@ class Scheduler:
         self._deadlines.compact(len(self._roster.sessions))
         return decisions
 
-    def full_refusal(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
-        """The refusal that a job of at least ``prompt_tokens`` would meet now (queue full, draining), or None.
+    def full_refusal(self, client: str, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+        """The refusal that a client's job of at least ``prompt_tokens`` would meet now (queue full, draining), or None.
 
         Not counted: pass it to ``refuse``. Cheap, so that a burst is turned away before anything is tokenised.
         """
-        return self._admission.full_refusal(session_id, prompt_tokens, now)
+        return self._admission.full_refusal(client, session_id, prompt_tokens, now)
 
     def refuse(self, decision: AdmissionDecision) -> AdmissionDecision:
         """Count a refusal that was decided outside (invalid, quota, unavailable, full)."""

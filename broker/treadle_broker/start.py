@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 from collections.abc import Sequence
+
+import zmq
 
 from treadle_broker.service import Broker
 from treadle_broker.text import ByteTokenizer, Tokenizer, VocabTokenizer
@@ -36,15 +39,29 @@ def _serve(config: NodeConfig, directory: RuntimeDir) -> int:
     directory.create()
     lock = NodeLock(directory)
     lock.acquire()  # before anything else: a second broker must not touch the first one's sockets
+    _raise_descriptor_limit()
     os.umask(0o007 if directory.open_to_group else 0o077)  # sockets are as private as their directory
     try:
         tokenizer = _tokenizer(config)
         try:
-            return Broker(config, directory, tokenizer, Notifier(), open_tick_log(config)).run()
+            return _broker(config, directory, tokenizer).run()
         finally:
             tokenizer.close()
     finally:
         lock.release()
+
+
+def _broker(config: NodeConfig, directory: RuntimeDir, tokenizer: Tokenizer) -> Broker:
+    try:
+        return Broker(config, directory, tokenizer, Notifier(), open_tick_log(config))
+    except zmq.ZMQError as error:
+        raise RuntimeDirError(f"{directory.path}: no socket can be opened there: {error}") from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Each client is a descriptor, and ZeroMQ aborts the process where it gets none for a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tokenizer(config: NodeConfig) -> Tokenizer:

@@ -41,7 +41,7 @@ class Stream:
         self.prompt_tokens = len(prompt)
         self.max_tokens = max_tokens
         self.admission: AdmissionDecision | None = None
-        self.reader: bytes | None = None
+        self.reader: tuple[bool, bytes] | None = None  # the address of the connection that reads it
         self.sent = 0
         self.done: Done | None = None
         self.done_sent = False
@@ -83,6 +83,8 @@ class Stream:
 
     def finish(self, event: Finished, exact: bool, now: float) -> Done:
         """The terminal message; what was held back for a stop string that did not come is text after all."""
+        stopped = bool(self._text.stop) and event.reason is DoneReason.LENGTH  # by the very last token
+        reason = DoneReason.STOP if stopped else event.reason
         tail = "" if self._text.stop else self._text.finish()
         if tail:
             self._parts.append(tail)
@@ -90,12 +92,12 @@ class Stream:
         self.done = Done(
             session_id=self.key.session_id,
             epoch=self.key.epoch,
-            reason=event.reason,
-            detail=event.detail,
+            reason=reason,
+            detail="stop string" if stopped else event.detail,
             stop=self._text.stop,
             usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.emitted),
             timings=self._timings(now),
-            exact=exact and event.reason in (DoneReason.STOP, DoneReason.LENGTH),
+            exact=exact and reason in (DoneReason.STOP, DoneReason.LENGTH),
         )
         return self.done
 
@@ -118,7 +120,8 @@ class Stream:
 
     def next_delta(self) -> tuple[Delta, int]:
         """What comes after the cursor, bounded, and where the cursor stands once it was sent."""
-        end = min(len(self._parts), self.sent + MAX_DELTA_TOKENS)
+        most = MAX_DELTA_TOKENS // (1 + (self.params.logprobs or 0))
+        end = min(len(self._parts), self.sent + most)
         first = self.prompt_tokens + self.sent
         delta = Delta(
             session_id=self.key.session_id,
@@ -129,6 +132,10 @@ class Stream:
             logprobs=self._logprobs[self.sent : end],
         )
         return delta, end
+
+    def items(self, delta: Delta) -> int:
+        """How much a delta weighs in a frame: its tokens, and each alternative told with one."""
+        return len(delta.tokens) // 4 * (1 + 3 * (self.params.logprobs or 0))
 
     def decision(self) -> Decision:
         """The acceptance, as it was told at first."""

@@ -103,7 +103,7 @@ class Submissions:
         streams = [stream for stream in known if stream is not None]
         connection.say(Decisions(rid=call.rid, decisions=[stream.decision() for stream in streams]))
         for stream, request in zip(streams, call.requests, strict=True):
-            if request.emitted is not None or stream.reader != connection.identity:
+            if request.emitted is not None or stream.reader != connection.address:
                 self._connections.attach(connection, stream, len(request.emitted or b"") // 4)
         return True
 
@@ -120,14 +120,14 @@ class Submissions:
             self._over_quota(connection, first)
             or self._known_secret(requests)
             or next(filter(None, (self._intake.too_long(request, context_tokens) for request in requests)), None)
-            or self._full(requests)
+            or self._full(connection, requests)
         )
 
-    def _full(self, requests: Sequence[Request]) -> AdmissionDecision | None:
+    def _full(self, connection: Connection, requests: Sequence[Request]) -> AdmissionDecision | None:
         """A full queue turns new requests away before they are tokenised, resumed ones never at this point."""
         if self._resuming() and all(request.emitted is not None for request in requests):
             return None
-        return self._scheduler.full_refusal(requests[0].session_id, len(requests), self._clock())
+        return self._scheduler.full_refusal(connection.scope, requests[0].session_id, len(requests), self._clock())
 
     def _resuming(self) -> bool:
         return self._clock() < self._resume_until
@@ -179,13 +179,15 @@ class Submissions:
         return prepared
 
     def _prepared(self, connection: Connection, call: Submit, prepare: Callable[[], list[Prepared]]) -> None:
+        if not self._connections.is_open(connection):  # it left while its text was being tokenised
+            return
         try:
             prepared = prepare()
         except InvalidRequest as error:
             self._refuse_all(connection, call, invalid(call.requests[0].session_id, error))
             return
-        if not all(self._library.by_secret(item.secret) is None for item in prepared):
-            self._repeats(connection, call)  # sent twice while the first was being tokenised
+        if any(self._library.by_secret(item.secret) is not None for item in prepared):
+            self._met_again(connection, call)
             return
         now = self._clock()
         jobs = [item.job(connection.scope, now, self._resuming()) for item in prepared]
@@ -196,13 +198,21 @@ class Submissions:
         ]
         self._answer(connection, call.rid, decisions)
 
+    def _met_again(self, connection: Connection, call: Submit) -> None:
+        """A key was used by another call while this one was being tokenised."""
+        if self._repeats(connection, call):
+            return
+        refusal = self._known_secret(call.requests)
+        assert refusal is not None
+        self._refuse_all(connection, call, refusal)
+
     def _open(self, connection: Connection, item: Prepared, admission: AdmissionDecision, now: float) -> Decision:
         key = SessionKey(connection.scope, item.session_id, admission.epoch)
         stream = open_stream(
             key, item.secret, item.prompt, item.request, item.params, item.max_tokens, self._tokenizer, now
         )
         stream.admission = admission
-        stream.reader = connection.identity
+        stream.reader = connection.address
         connection.streams[stream] = None
         self._library.add(stream)
         if stream.resume(item.emitted):

@@ -143,10 +143,10 @@ class RecordedScheduler(Scheduler):
             self._log.write(self._register.submitted(jobs, decisions, now))
         return decisions
 
-    def full_refusal(self, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
-        refusal = super().full_refusal(session_id, prompt_tokens, now)
+    def full_refusal(self, client: str, session_id: str, prompt_tokens: int, now: float) -> AdmissionDecision | None:
+        refusal = super().full_refusal(client, session_id, prompt_tokens, now)
         if refusal is not None and self._log.recording:
-            self._log.write(LookedFull(now, prompt_tokens, verdict(refusal)))
+            self._log.write(LookedFull(now, self._alias(client), prompt_tokens, verdict(refusal)))
         return refusal
 
     def refuse(self, decision: AdmissionDecision) -> AdmissionDecision:
@@ -247,7 +247,8 @@ class RecordedScheduler(Scheduler):
     def _aliased_marks(self, now: float) -> Marks:
         marks = self.marks(now)
         epochs = [(self._alias(client), self._alias(name), epoch) for client, name, epoch in marks.epochs]
-        return msgspec.structs.replace(marks, epochs=epochs)
+        promises = [(at, self._alias(client)) for at, client in marks.promises]
+        return msgspec.structs.replace(marks, epochs=epochs, promises=promises)
 
     def _counts(self) -> dict[str, int]:
         """Totals so far, for whoever reads the file."""

@@ -79,6 +79,7 @@ class LookedFull(msgspec.Struct, frozen=True, array_like=True, tag="full"):
     """``full_refusal`` that refused, and so promised a place."""
 
     now: float
+    client: str
     prompt_tokens: int
     verdict: Verdict | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zmq
@@ -75,18 +76,18 @@ class WorkerLink:
         """The worker that takes ticks."""
         return self._peer if self._peer is not None and self._peer.hello is not None else None
 
-    def receive(self, now: float) -> list[FromWorker]:
-        """What the worker said; messages of strangers are answered and dropped."""
-        messages = []
+    def receive(self, now: float) -> Iterator[FromWorker]:
+        """What the worker said, one by one: what is done with a message decides on the next. Messages of strangers
+        are answered and dropped.
+        """
         for _ in range(_BURST):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return
             message = self._decode(frames)
             if message is not None and self._accepts(frames[0], message, now):
-                messages.append(message)
-        return messages
+                yield message
 
     def welcome(self, hello: WorkerHello) -> bool:
         """Take the worker that said hello; False where it has gone meanwhile."""
@@ -159,23 +160,26 @@ class WorkerLink:
     def _accepts_stranger(self, identity: bytes, message: FromWorker, now: float) -> bool:
         if isinstance(message, WorkerBye):
             return False
-        if self._rivals(message):
+        if self._occupied(message):
             self._send(identity, WorkerRefused(reason="busy", message="another worker serves this node"))
             return False
         if isinstance(message, WorkerHello):
             self._peer = Peer(identity, message.worker_id, message.pid, now)
             return True
-        if isinstance(message, Heartbeat) and message.phase != "ready":
+        if isinstance(message, Heartbeat) and message.phase != "ready" and self.welcomed is None:
             self._peer = Peer(identity, message.worker_id, message.pid, now, message.phase, message.load)
             return True
         self.strangers += 1
         self._send(identity, WorkerRefused(reason="unknown", message="say hello first"))
         return False
 
-    def _rivals(self, message: FromWorker) -> bool:
-        """Whether a welcomed worker lives and the stranger is not the same one on a new connection."""
+    def _occupied(self, message: FromWorker) -> bool:
+        """Whether a welcomed worker lives and the stranger is not the same one, whose old connection is gone."""
         welcomed = self.welcomed
-        return welcomed is not None and getattr(message, "worker_id", "") != welcomed.worker_id
+        if welcomed is None:
+            return False
+        same = getattr(message, "worker_id", "") == welcomed.worker_id
+        return not same or self._send(welcomed.identity, Probe(broker_id=self.broker_id))
 
     def _send(self, identity: bytes, message: ToWorker) -> bool:
         try:

@@ -17,7 +17,7 @@ from treadle_shared.errors import InvalidRequest, MalformedMessage
 from treadle_shared.limits import MAX_DEPTH, MAX_EVENTS, MAX_FRAME_BYTES
 from treadle_shared.ticks import FromWorker, ToWorker
 
-_MAX_ITEMS: Final = 8192  # elements of any list or map; token arrays travel as bytes
+_MAX_ITEMS: Final = 16_384  # elements of any list or map; token arrays travel as bytes
 _SMALL_FRAME: Final = 64 << 10  # bytes; nothing in a smaller frame can grow far
 _BYTES_PER_ITEM: Final = 2  # a real message takes more for every list, map and element
 _FREE_ITEMS: Final = 16 << 10  # except for the short rows of a tick, of which there are a few hundred

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Meta
 
 from treadle_shared.sampling import SamplingParams
+
+Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
+Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +31,13 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     recipe_fingerprint: str
-    n_vocab: int
-    context_tokens: int
-    max_sequences: int
-    kv_bytes_per_token: int
-    weight_bytes: int
-    scratch_bytes_per_session: int = 0
-    min_prefill_rows: int = 1
+    n_vocab: Positive
+    context_tokens: Positive
+    max_sequences: Positive
+    kv_bytes_per_token: Positive
+    weight_bytes: Size
+    scratch_bytes_per_session: Size = 0
+    min_prefill_rows: Annotated[int, Meta(ge=1, le=64)] = 1
     replay_decode: bool = False
     exact: bool = False
     tokenizer_fingerprint: str = ""

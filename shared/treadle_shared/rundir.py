@@ -104,15 +104,22 @@ class NodeLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises NodeRunningError, naming the holder's process id."""
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)  # the group may look
+        """Take the lock. Raises NodeRunningError, naming the holder's process id, or RuntimeDirError."""
+        try:
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)  # the group may look
+        except OSError as error:
+            raise RuntimeDirError(f"{self._file}: {error.strerror}") from None
         if not _locked(descriptor):
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise NodeRunningError(f"{self._file.parent}: a broker lives there already (pid {holder})")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            self.release()
+            raise RuntimeDirError(f"{self._file}: {error.strerror}") from None
 
     def release(self) -> None:
         """Give the lock back; the file stays, so that nobody can lock an unlinked one."""

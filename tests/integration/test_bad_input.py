@@ -41,7 +41,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("a bias on no token", {"prompt": "x", "params": {"logit_bias": {258: 1.0}}}, "logit_bias[258]"),
     ("an unknown field", {"prompt": "x", "colour": "red"}, "colour"),
     ("an unknown parameter", {"prompt": "x", "params": {"mirostat": 2}}, "mirostat"),
-    ("10,000 stop strings", {"prompt": "x", "stop": ["a"] * 8000}, "stop"),
+    ("10,000 stop strings", {"prompt": "x", "stop": ["a"] * 10_000}, "stop"),
     ("an empty stop string", {"prompt": "x", "stop": [""]}, "stop[0]"),
     ("a chat without messages", {"messages": []}, "messages"),
     ("an unknown role", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),

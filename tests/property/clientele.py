@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hash_engine import reference
 
@@ -23,11 +23,14 @@ POISON_LOSSES = 3  # two for the strikes, the second of which may be the first a
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One submission: lengths for the scheduler, tokens for the engine."""
+    """One submission: lengths for the scheduler, tokens for the engine. ``held`` tokens of the answer came from an
+    earlier broker: the job's ``emitted``.
+    """
 
     job: Job
     prompt: list[int]
     params: SamplingParams
+    held: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +60,14 @@ class Client:
     def tokens(self) -> list[int]:
         """The answer so far."""
         return self.sequence[len(self.wish.prompt) :].tolist()
+
+
+def resuming(wish: Wish, share: float, facts: EngineFacts) -> Wish:
+    """The same wish of a client that holds part of the answer already, from an engine of these facts."""
+    job = wish.job
+    answer, _ = reference(wish.prompt, wish.params, job.max_new_tokens, facts)
+    held = tuple(answer[: min(int(share * len(answer)), job.max_new_tokens - 1)])
+    return Wish(replace(job, emitted=len(held), resumed=True), wish.prompt, wish.params, held)
 
 
 class Clientele:
@@ -116,7 +127,9 @@ class Clientele:
         assert key == self._scheduler.find(wish.job.client, wish.job.session_id)
         assert decision.epoch > self._epochs.get(key[:2], -1), "an epoch was used again"
         self._epochs[key[:2]] = decision.epoch
-        self.sessions[key] = Client(wish, array("i", wish.prompt))
+        client = Client(wish, array("i", [*wish.prompt, *wish.held]))
+        client.facts = self.facts if wish.held else None
+        self.sessions[key] = client
 
     def _refuse(self, decision: AdmissionDecision) -> None:
         self._refused[decision.reason.value] += 1
@@ -141,8 +154,10 @@ class Clientele:
                 reason = AdmissionReason.ADMITTED
                 free, kv_left = free - 1, kv_left - job.need_tokens
             elif reason is None:
+                room_again = job.resumed and queued < self.budget.max_active + self.budget.queue_depth
                 tokens, queued, ahead = tokens + job.prompt_tokens, queued + 1, ahead + 1
                 full = queued > self.budget.queue_depth or tokens > self.budget.queue_tokens
+                full = full and not room_again
                 reason = AdmissionReason.REJECTED_QUEUE_FULL if full else AdmissionReason.QUEUED
             if not reason.accepted:
                 return [reason] * len(jobs)

@@ -28,7 +28,8 @@ class World:
     """Drives a Scheduler over a TickRunner one message at a time and judges every plan, result and event.
 
     Ticks and results cross as bytes, and each stays under way until told to move. ``deaths`` counts lost workers,
-    ``faults`` also failed batches, refused ticks and rows that were not answered.
+    ``faults`` also failed batches, refused ticks and rows that were not answered. Until the first worker is there, the
+    scheduler knows neither its recipe nor how it wants emitted tokens back.
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class World:
         recover_misses: bool = True,
         poison: Poison | None = None,
     ) -> None:
-        self.scheduler = Scheduler(budget, facts, depth=depth, recover_misses=recover_misses)
+        guess = msgspec.structs.replace(facts, recipe_fingerprint="", min_prefill_rows=1, replay_decode=False)
+        self.scheduler = Scheduler(budget, guess, depth=depth, recover_misses=recover_misses)
         self.clients = Clientele(self.scheduler, budget, facts)
         self.now = 0.0
         self.depth = depth
@@ -48,6 +50,7 @@ class World:
         self.faults = 0
         self.ticks_run = 0
         self.worker_up = False
+        self.worker_known = False
         self.late: list[TickResult] = []
         self._poison = poison
         self._errors_possible = poison is not None
@@ -294,7 +297,7 @@ class World:
         self.engine = HashEngine(self.facts, self._poison)
         self.runner = TickRunner(self.engine, clock=lambda: 0.0)
         self._errors_possible = self._poison is not None
-        self.worker_up = True
+        self.worker_up = self.worker_known = True
         doomed = []
         for _, client in clients.live():
             if before.recipe_fingerprint != self.facts.recipe_fingerprint and client.tokens:

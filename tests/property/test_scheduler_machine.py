@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from clientele import Wish
+from clientele import Wish, resuming
 from hash_engine import N_VOCAB
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -96,6 +96,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit_one(self, wish: dict) -> None:
         self._submit([wish])
 
+    @step(wish=wishes, share=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    def resume(self, wish: dict, share: float) -> None:
+        self.world.submit([resuming(_wish(wish, self.world.now), share, self.world.facts)])
+
     @step(group=st.lists(wishes, min_size=2, max_size=4))
     def submit_group(self, group: list[dict]) -> None:
         self._submit(group)
@@ -182,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start_worker(self) -> None:
         self.world.start_worker()
 
-    @precondition(lambda self: not self.world.worker_up)
+    @precondition(lambda self: self.world.worker_known and not self.world.worker_up)
     @step(facts=engines)
     def start_another_engine(self, facts: EngineFacts) -> None:
         if facts.recipe_fingerprint == self.world.facts.recipe_fingerprint:

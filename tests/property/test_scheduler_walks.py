@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from clientele import Wish
+from clientele import Wish, resuming
 from hash_engine import N_VOCAB
 from scheduler_world import World
 
@@ -23,6 +23,7 @@ _WALKS = 100  # in each of the parametrised tests
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "submit": (1, 2, 4, 6),
     "submit_group": (0, 1, 3),
+    "resume": (0, 0, 1, 3),
     "cancel": (0, 1, 3),
     "stop": (0, 1, 2),
     "pass_time": (0, 1, 3),
@@ -64,6 +65,9 @@ class Walk:
 
     def _submit_group(self) -> None:
         self.world.submit([self._wish() for _ in range(self._random.randint(2, 4))])
+
+    def _resume(self) -> None:
+        self.world.submit([resuming(self._wish(), self._random.random(), self.world.facts)])
 
     def _cancel(self) -> None:
         if self.world.clients.sessions:
@@ -119,7 +123,8 @@ class Walk:
                 facts, min_prefill_rows=known.min_prefill_rows, replay_decode=known.replay_decode
             )
         self.world.start_worker(
-            facts if self._random.random() < 0.3 else None, self._budget() if self._random.random() < 0.3 else None
+            facts if self.world.worker_known and self._random.random() < 0.3 else None,
+            self._budget() if self._random.random() < 0.3 else None,
         )
 
     def _late_result(self) -> None:

@@ -36,7 +36,7 @@ def test_a_draining_node_refuses_and_finishes_what_it_took() -> None:
     scheduler.submit([job("a"), job("b")], 0.0)
     scheduler.drain()
     assert _reasons(scheduler, job("c")) == [AdmissionReason.REJECTED_DRAINING]
-    refusal = scheduler.full_refusal("c", 1, 0.0)
+    refusal = scheduler.full_refusal("client", "c", 1, 0.0)
     assert refusal is not None
     assert refusal.reason is AdmissionReason.REJECTED_DRAINING
     finish(scheduler)
@@ -232,9 +232,9 @@ def test_an_empty_group_is_no_decision() -> None:
 
 def test_an_early_refusal_is_the_one_that_submit_would_give_and_is_not_counted() -> None:
     scheduler = node(max_active=1, queue_depth=1)
-    assert scheduler.full_refusal("a", 1, 0.0) is None
+    assert scheduler.full_refusal("client", "a", 1, 0.0) is None
     _reasons(scheduler, job("a"), job("b"))
-    early = scheduler.full_refusal("c", 1, 0.0)
+    early = scheduler.full_refusal("client", "c", 1, 0.0)
     assert early is not None
     assert (early.reason, early.budget, early.available) == (FULL, "queue_depth", 0)
     assert scheduler.telemetry(0.0).rejected_total == 0
@@ -244,9 +244,9 @@ def test_an_early_refusal_is_the_one_that_submit_would_give_and_is_not_counted()
 
 def test_an_early_look_lets_through_what_a_free_slot_would_take() -> None:
     scheduler = node(max_active=1, queue_depth=0)
-    assert scheduler.full_refusal("a", 1, 0.0) is None
+    assert scheduler.full_refusal("client", "a", 1, 0.0) is None
     assert _reasons(scheduler, job("a")) == [ADMITTED]
-    assert scheduler.full_refusal("b", 1, 0.0) is not None
+    assert scheduler.full_refusal("client", "b", 1, 0.0) is not None
 
 
 # ---- before the worker is there, and when it changes

@@ -324,6 +324,29 @@ def test_threads_may_submit_look_and_cancel_while_another_runs(depth: int) -> No
     assert (seen.submitted_total, seen.done_total, seen.cancelled_total) == (52, 48, 4)
 
 
+def test_a_submission_right_after_the_last_tick_is_no_stall() -> None:
+    class Tempting(ContinuousBatchScheduler):
+        """Another thread submits the moment a tick finds nothing to do."""
+
+        submitter: threading.Thread | None = None
+
+        def run_tick(self) -> bool:
+            moved = super().run_tick()
+            if not moved and self.submitter is None:
+                self.submitter = threading.Thread(target=self.submit, args=(_request("late"),))
+                self.submitter.start()
+                self.submitter.join(0.1)  # it gets this long to slip in before the run looks at what is left
+            return moved
+
+    budget = NodeBudget(weight_bytes=1 << 30, kv_bytes=1 << 30, scratch_bytes=1 << 30)
+    scheduler = Tempting(_engine(), budget)
+    scheduler.submit(_request("early"))
+    assert set(scheduler.run_to_completion()) == {"early"}
+    assert scheduler.submitter is not None
+    scheduler.submitter.join(60)
+    assert len(scheduler.run_to_completion()["late"].tokens) == 8
+
+
 def test_an_output_tells_the_prompt_from_the_answer() -> None:
     scheduler = _scheduler()
     scheduler.submit(_request("a", prompt=5, new=3))

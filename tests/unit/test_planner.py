@@ -97,7 +97,8 @@ def test_a_ticks_prefill_is_bounded(prompts: list[int], budget: int, min_rows: i
     rows = _picked(prompts, budget, min_rows)
     assert bool(rows) == bool(prompts)
     assert sum(rows) <= budget or (len(rows) == 1 and rows[0] < 2 * min_rows)
-    assert all(chunk == prompt for chunk, prompt in zip(rows[:-1], prompts, strict=False))
+    if min_rows == 1:
+        assert all(chunk == prompt for chunk, prompt in zip(rows[:-1], prompts, strict=False))
 
 
 # ---- decode rows

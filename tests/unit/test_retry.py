@@ -9,7 +9,14 @@ import pytest
 from hand_worker import answer, facts, job, node
 
 from treadle_broker import Scheduler
-from treadle_broker.retry import _DEFAULT_TICK_S, _FLOOR_S, _MARGIN, _MAX_PROMISES, RetryEstimator
+from treadle_broker.retry import (
+    _DEFAULT_TICK_S,
+    _FLOOR_S,
+    _MARGIN,
+    _MAX_PROMISES,
+    _MAX_PROMISES_A_CLIENT,
+    RetryEstimator,
+)
 from treadle_shared.admission import AdmissionReason
 
 
@@ -50,34 +57,68 @@ def test_the_mean_follows_the_ticks() -> None:
 
 def test_each_refused_client_gets_the_next_place_that_opens() -> None:
     estimator = _estimator(0.1)
-    waits = [estimator.promise([10, 30], mean_job=50, now=0.0) for _ in range(5)]
+    waits = [estimator.promise("ann", [10, 30], mean_job=50, now=0.0) for _ in range(5)]
     ticks = [10, 30, 60, 80, 110]  # the two running ones, then one typical job more in each slot, and so on
     assert waits == pytest.approx([ticks_left * 0.1 * _MARGIN for ticks_left in ticks])
 
 
 def test_a_later_client_is_never_told_an_earlier_time() -> None:
     estimator = _estimator()
-    first = estimator.promise([100], mean_job=10, now=0.0)
-    assert estimator.promise([1], mean_job=1, now=0.0) >= first
+    first = estimator.promise("ann", [100], mean_job=10, now=0.0)
+    assert estimator.promise("ann", [1], mean_job=1, now=0.0) >= first
 
 
 def test_a_promise_is_over_when_its_time_has_come() -> None:
     estimator = _estimator(0.1)
-    first = estimator.promise([10], mean_job=10, now=0.0)
-    assert estimator.promise([10], mean_job=10, now=first) == pytest.approx(first)
+    first = estimator.promise("ann", [10], mean_job=10, now=0.0)
+    assert estimator.promise("ann", [10], mean_job=10, now=first) == pytest.approx(first)
 
 
 def test_nobody_is_told_to_poll() -> None:
-    assert _estimator(1e-6).promise([1], mean_job=1, now=0.0) == _FLOOR_S
-    assert _estimator(0.1).promise([], mean_job=0, now=0.0) >= _FLOOR_S
+    assert _estimator(1e-6).promise("ann", [1], mean_job=1, now=0.0) == _FLOOR_S
+    assert _estimator(0.1).promise("ann", [], mean_job=0, now=0.0) >= _FLOOR_S
 
 
 def test_the_promises_kept_are_bounded() -> None:
     estimator = _estimator()
-    for _ in range(_MAX_PROMISES + 10):
-        last = estimator.promise([1, 2], mean_job=3, now=0.0)
-    assert len(estimator._promises) == _MAX_PROMISES
-    assert estimator.promise([1, 2], mean_job=3, now=0.0) == pytest.approx(last, rel=0.01)
+    for number in range(_MAX_PROMISES + 10):
+        last = estimator.promise(f"c{number}", [1, 2], mean_job=3, now=0.0)
+    assert len(estimator._promises) == len(estimator._held) == _MAX_PROMISES
+    assert estimator.promise("one more", [1, 2], mean_job=3, now=0.0) == pytest.approx(last, rel=0.01)
+    estimator.promise("later", [1], mean_job=3, now=1e9)
+    assert len(estimator._promises) == len(estimator._held) == 1
+
+
+def test_who_polls_moves_nobodys_turn_but_its_own() -> None:
+    estimator = _estimator(0.1)
+    polled = [estimator.promise("poller", [10], mean_job=10, now=0.0) for _ in range(1000)]
+    assert len(set(polled)) == _MAX_PROMISES_A_CLIENT
+    assert polled[-1] == max(polled)
+    honest = estimator.promise("honest", [10], mean_job=10, now=0.0)
+    assert honest == pytest.approx((_MAX_PROMISES_A_CLIENT + 1) * 10 * 0.1 * _MARGIN)
+
+
+def test_a_place_that_somebody_took_is_promised_no_longer() -> None:
+    estimator, other = _estimator(0.1), _estimator(0.1)
+    estimator.promise("ann", [10], mean_job=10, now=0.0)
+    second = estimator.promise("bob", [10], mean_job=10, now=0.0)
+    estimator.taken()
+    third = estimator.promise("cyd", [10], mean_job=10, now=0.0)
+    assert third == second, "one place was taken: the next is the second again"
+    estimator.taken()
+    estimator.emptied()
+    other.taken()
+    assert estimator.promise("ann", [10], 10, now=0.0) == other.promise("ann", [10], 10, now=0.0)
+
+
+def test_another_estimator_goes_on_from_its_memory() -> None:
+    first, second = _estimator(0.1), RetryEstimator()
+    for name in ("ann", "bob", "ann"):
+        first.promise(name, [10], mean_job=10, now=0.0)
+    second.remember(*first.memory(2.0))
+    assert second.tick_s == first.tick_s
+    assert len(second._promises) == 2, "the first lapsed"
+    assert second.promise("cyd", [10], 10, now=2.0) == first.promise("cyd", [10], 10, now=2.0)
 
 
 # ---- a node under a burst

@@ -23,6 +23,7 @@ from hand_worker import (
 )
 
 from treadle_broker import Emitted, Finished, Plan, Promoted, Rebuilding, Scheduler
+from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import ResultRow
 
@@ -480,12 +481,72 @@ def test_a_smaller_node_seats_as_many_as_it_can_and_the_others_follow_in_their_o
     assert list(_ends(finish(scheduler))) == ["s0", "s1", "s2", "s3", "s4"]
 
 
+def test_seats_are_taken_again_in_the_order_of_their_start_not_of_their_slots() -> None:
+    scheduler = node(max_active=2)
+    scheduler.submit([job("first", new=1), job("second"), job("third")], 0.0)
+    tick(scheduler, 1.0)
+    assert _slots(planned(scheduler, 2.0)) == {"third": 0, "second": 1}
+    scheduler.worker_lost(3.0)
+    scheduler.worker_ready(facts(), 3.0, budget(max_active=1))
+    assert _slots(planned(scheduler, 3.0)) == {"second": 0}
+
+
 def test_a_larger_node_uses_its_new_slots() -> None:
     scheduler = node(max_active=1)
     scheduler.submit([job(name) for name in "abc"], 0.0)
     scheduler.worker_lost(0.0)
     scheduler.worker_ready(facts(), 0.0, budget(max_active=3))
     assert set(_slots(planned(scheduler))) == {"a", "b", "c"}
+
+
+# ---- sessions of an earlier broker
+
+
+def _resumed(engine: EngineFacts, emitted: int, new: int = 8) -> Scheduler:
+    """A session that comes back before the worker does, and before anybody knows how it wants its tokens."""
+    scheduler = Scheduler(budget(), facts(recipe_fingerprint=""), depth=1)
+    scheduler.submit([job("a", new=new, emitted=emitted, resumed=True)], 0.0)
+    scheduler.worker_ready(engine, 0.0)
+    return scheduler
+
+
+def test_a_resumed_session_is_rebuilt_as_the_engine_wants_it_and_goes_on_counting() -> None:
+    scheduler = _resumed(facts(), emitted=3)
+    plan = planned(scheduler)
+    assert [(row.n, row.n_emitted, row.sample) for row in plan.prefill] == [(7, 3, True)]
+    assert [event.index for event in scheduler.complete(answer(plan), 0.0) if isinstance(event, Emitted)] == [3]
+
+    scheduler = _resumed(facts(replay_decode=True), emitted=3)
+    plan = planned(scheduler)
+    assert [(row.n, row.n_emitted, row.sample) for row in plan.prefill] == [(4, 0, False)]
+    scheduler.complete(answer(plan), 0.0)
+    assert [(row.pos, row.forced) for row in planned(scheduler).decode] == [(4, True)]
+
+
+def test_a_resumed_session_generates_what_is_left_of_its_answer() -> None:
+    events = finish(_resumed(facts(), emitted=3))
+    assert [event.index for event in events if isinstance(event, Emitted)] == [3, 4, 5, 6, 7]
+    assert _ends(events) == {"a": (DoneReason.LENGTH, "")}
+
+
+def test_a_resumed_session_that_lacked_only_its_end_gets_it() -> None:
+    scheduler = _resumed(facts(), emitted=8)
+    (end,) = scheduler.take_promoted()
+    assert isinstance(end, Finished)
+    assert (end.reason, end.tokens) == (DoneReason.LENGTH, 8)
+    assert scheduler.telemetry(0.0).balanced
+    finish(scheduler)
+    assert scheduler.idle
+
+
+def test_what_was_accepted_before_passes_a_full_queue_but_not_without_bound() -> None:
+    scheduler = node(max_active=2, queue_depth=1)
+    for number in range(2 + 1 + 3):
+        decision = scheduler.submit([job(f"s{number}", emitted=1, resumed=True)], 0.0)[0]
+        assert decision.accepted == (number < 2 + 3)
+    assert not scheduler.submit([job("new")], 0.0)[0].accepted
+    finish(scheduler)
+    assert scheduler.telemetry(0.0).done_total == 5
 
 
 # ---- misses

@@ -90,6 +90,14 @@ def test_what_was_emitted_before_the_first_loss_is_no_alibi_for_later_ones() -> 
     assert _may_run(suspects, [session, other]) == [session]
 
 
+def test_a_token_wipes_out_an_earlier_lone_death() -> None:
+    suspects, (session,) = Suspects(), _crowd(1)
+    for _ in range(2):
+        _lose(suspects, [session])
+    _emit(suspects, session)
+    assert [_lose(suspects, [session]) for _ in range(4)] == [[], [], [], [session]], "the count begins anew"
+
+
 def test_losses_of_others_leave_a_bystander_alone() -> None:
     suspects, crowd = Suspects(), _crowd(3)
     for _ in range(5):

