@@ -246,6 +246,8 @@ class Admission:
         ]
         for decision in decisions:
             self._counters.reject(decision.reason)
+        if not self._roster.sessions:
+            self._retry.emptied()
         return decisions
 
 

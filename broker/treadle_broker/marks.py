@@ -8,8 +8,8 @@ import msgspec
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and memories that outlive sessions.
 
-    ``tick_s`` and ``promises`` (absolute times, with their clients) are the retry estimator's; ``epochs`` the last
-    epoch of each remembered ``(client, session_id)``, oldest first, ``epoch_floor`` the highest of the forgotten ones.
+    ``tick_s`` is the retry estimator's mean; it promises nothing at rest. ``epochs`` are the last epoch of each
+    remembered ``(client, session_id)``, oldest first, ``epoch_floor`` the highest of the forgotten ones.
     """
 
     next_tick: int = 0
@@ -17,6 +17,5 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     kv_drift: int = 0
     last_result_at: float = 0.0
     tick_s: float | None = None
-    promises: list[tuple[float, str]] = []
     epoch_floor: int = -1
     epochs: list[tuple[str, str, int]] = []

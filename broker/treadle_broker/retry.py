@@ -37,15 +37,14 @@ class RetryEstimator:
         if self._tick_s is None and tick_s > 0:
             self._tick_s = tick_s
 
-    def memory(self, now: float) -> tuple[float | None, list[tuple[float, str]]]:
-        """The running mean, None before anything was measured, and the places promised after ``now``, with whom."""
-        return self._tick_s, [promise for promise in self._promises if promise[0] > now]
+    @property
+    def measured_tick_s(self) -> float | None:
+        """The running mean, None before anything was measured."""
+        return self._tick_s
 
-    def remember(self, tick_s: float | None, promises: Sequence[tuple[float, str]]) -> None:
-        """Go on from another estimator's memory."""
+    def remember(self, tick_s: float | None) -> None:
+        """Go on from another estimator's mean."""
         self._tick_s = tick_s
-        self._promises = deque(promises, maxlen=_MAX_PROMISES)
-        self._held = Counter(client for _, client in promises)
 
     def observe(self, tick_s: float) -> None:
         """One more tick took ``tick_s`` seconds."""

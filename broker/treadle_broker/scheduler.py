@@ -245,18 +245,16 @@ class Scheduler:
         """Whether it is idle and owes the engine nothing: ``marks`` is then all that its past can decide."""
         return self.idle and not self._roster.slots.releases_due
 
-    def marks(self, now: float) -> Marks:
+    def marks(self) -> Marks:
         """What a fresh scheduler must remember to go on as this one, which is at rest."""
         assert not self._resync  # a failed tick leaves a slot to release
-        tick_s, promises = self._retry.memory(now)
         floor, epochs = self._admission.epochs.memory()
         return Marks(
             next_tick=self._next_tick,
             next_gen=self._roster.slots.next_gen,
             kv_drift=self._kv_drift,
             last_result_at=self._last_result_at,
-            tick_s=tick_s,
-            promises=promises,
+            tick_s=self._retry.measured_tick_s,
             epoch_floor=floor,
             epochs=epochs,
         )
@@ -267,7 +265,7 @@ class Scheduler:
         self._roster.slots.next_gen = marks.next_gen
         self._kv_drift = marks.kv_drift
         self._last_result_at = marks.last_result_at
-        self._retry.remember(marks.tick_s, marks.promises)
+        self._retry.remember(marks.tick_s)
         self._admission.epochs.remember(marks.epoch_floor, marks.epochs)
 
     # ---- facts

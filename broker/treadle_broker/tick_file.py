@@ -21,7 +21,7 @@ from treadle_broker.tick_records import Opened, Record
 from treadle_shared.errors import ConfigError, TreadleError
 
 MAGIC: Final = b"treadle tick log\n"
-MAX_RECORD_BYTES: Final = 4 << 20  # the largest, an opening with 4,096 epochs and 10,000 promises, has 0.3 MB
+MAX_RECORD_BYTES: Final = 4 << 20  # the largest, an opening with 4,096 epochs, has 0.2 MB
 _HEAD: Final = struct.Struct(">II")
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Record)

@@ -239,16 +239,15 @@ class RecordedScheduler(Scheduler):
                 recover_misses=self._recover_misses,
                 ready=self.ready,
                 draining=self._admission.draining,
-                marks=self._aliased_marks(now),
+                marks=self._aliased_marks(),
                 counts=self._counts(),
             )
         )
 
-    def _aliased_marks(self, now: float) -> Marks:
-        marks = self.marks(now)
+    def _aliased_marks(self) -> Marks:
+        marks = self.marks()
         epochs = [(self._alias(client), self._alias(name), epoch) for client, name, epoch in marks.epochs]
-        promises = [(at, self._alias(client)) for at, client in marks.promises]
-        return msgspec.structs.replace(marks, epochs=epochs, promises=promises)
+        return msgspec.structs.replace(marks, epochs=epochs)
 
     def _counts(self) -> dict[str, int]:
         """Totals so far, for whoever reads the file."""

@@ -323,31 +323,6 @@ def test_what_an_earlier_process_left_becomes_the_predecessor(path: Path) -> Non
     assert replay(path).clean
 
 
-def run_out(scheduler: RecordedScheduler, now: float) -> float:
-    """Run what is due; the time afterwards."""
-    while (plan := scheduler.plan(now)) is not None:
-        now += 0.01
-        scheduler.complete(answer(plan), now)
-    return now
-
-
-def test_promised_places_are_remembered_across_files(path: Path) -> None:
-    scheduler = node(path, limit=6000, max_active=1, queue_depth=0)
-    now = 0.0
-    for _ in range(40):
-        scheduler.submit([job("a", prompt=2, new=3)], now)
-        now = run_out(scheduler, now)
-        scheduler.submit([job("b", new=300), job("c", new=300)], now)  # refused together: places are promised at rest
-        now = run_out(scheduler, now)
-    opened = read(path)[0]
-    assert isinstance(opened, Opened)
-    assert opened.number > 1
-    assert opened.marks.promises
-    scheduler.submit([job("a", prompt=2, new=3)], now)
-    assert scheduler.submit([job("b", new=300)], now)[0].retry_after_s is not None
-    assert replay(path).clean
-
-
 def test_a_fresh_scheduler_remembers_every_mark() -> None:
     marks = Marks(
         next_tick=5,
@@ -355,15 +330,13 @@ def test_a_fresh_scheduler_remembers_every_mark() -> None:
         kv_drift=7,
         last_result_at=8.0,
         tick_s=0.9,
-        promises=[(10.0, "ann"), (11.0, "bob")],
         epoch_floor=12,
         epochs=[("ann", "a", 13), ("bob", "a", 14)],
     )
     fresh = Scheduler(budget(), facts())
-    assert all(getattr(marks, name) != getattr(fresh.marks(0.0), name) for name in Marks.__struct_fields__)
+    assert all(getattr(marks, name) != getattr(fresh.marks(), name) for name in Marks.__struct_fields__)
     fresh.remember(marks)
-    assert fresh.marks(0.0) == marks
-    assert fresh.marks(10.5).promises == [(11.0, "bob")]
+    assert fresh.marks() == marks
 
 
 # ---- a disk that fails
