@@ -19,7 +19,7 @@ test: $(VENV)/.test-ready lint ## everything: lint, types, unit, property and in
 	$(VENV_BIN)/pytest
 
 test-unit: $(VENV)/.unit-ready ## what needs neither a model nor llama-cpp-python
-	$(VENV_BIN)/pytest tests/unit tests/property
+	$(VENV_BIN)/pytest tests/unit
 
 lint: $(VENV)/.unit-ready
 	$(VENV_BIN)/ruff check .

@@ -146,8 +146,8 @@ class Admission:
             needed=job.need_tokens,
             available=limit,
             limit=limit,
-            message=f"{job.prompt_tokens} prompt tokens and {job.max_new_tokens} new ones exceed the {limit} "
-            "that one session can hold",
+            message=f"{job.prompt_tokens} prompt tokens and max_tokens={job.max_new_tokens} exceed the {limit} "
+            "tokens that one session can hold",
         )
 
     def _over_kv(self, job: Job) -> AdmissionDecision | None:

@@ -111,6 +111,8 @@ class Crew:
             return
         budget = derive_budget(self._config, hello.facts)
         self._delivery.take(self._scheduler.worker_ready(hello.facts, now, budget), now)
+        if hello.facts.context_tokens < self._config.session_tokens:
+            _log.warning("session_tokens_clamped", to=hello.facts.context_tokens, by="the model")
         _log.info(
             "worker_ready",
             worker_id=hello.worker_id,

@@ -24,6 +24,7 @@ from treadle_broker.submissions import Submissions
 from treadle_broker.text import ChatTemplate, Tokenizer
 from treadle_broker.tick_log import TickLog, make_scheduler
 from treadle_broker.worker_link import WorkerLink
+from treadle_shared.budget import check_serves
 from treadle_shared.config import NodeConfig
 from treadle_shared.limits import MAX_FRAME_BYTES
 from treadle_shared.log import get_logger
@@ -197,6 +198,7 @@ class Broker:
     def _build(self, tokenizer: Tokenizer, tick_log: TickLog | None) -> None:
         config = self._config
         facts = expected_facts(config, tokenizer)
+        check_serves(config, facts)
         self._scheduler = make_scheduler(derive_budget(config, facts), facts, config.tick_depth, tick_log)
         self._library = StreamLibrary(config.result_ttl_s)
         self._connections = Connections()

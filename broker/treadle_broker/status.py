@@ -115,7 +115,7 @@ class Status:
         config = self._config
         return {
             "max_sessions": config.max_sessions,
-            "session_tokens": config.session_tokens,
+            "session_tokens": min(config.session_tokens, self._scheduler.facts.context_tokens),
             "queue_depth": config.queue_depth,
             "queue_tokens": config.queue_tokens,
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from treadle_shared.config import MIN_SESSION_TOKENS, NodeConfig
+from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
 _MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session"})
@@ -45,3 +47,13 @@ class NodeBudget:
         if self.scratch_bytes_per_session == 0:
             return self.max_active
         return min(self.max_active, self.scratch_bytes // self.scratch_bytes_per_session)
+
+
+def check_serves(config: NodeConfig, facts: EngineFacts) -> None:
+    """Raise ConfigError for a budget under which not even the smallest session could ever run."""
+    least = MIN_SESSION_TOKENS * facts.kv_bytes_per_token
+    if config.kv_bytes is not None and config.kv_bytes < least:
+        raise ConfigError("kv_bytes", f"{config.kv_bytes} hold no session: {MIN_SESSION_TOKENS} tokens take {least}")
+    scratch = facts.scratch_bytes_per_session
+    if config.scratch_bytes is not None and config.scratch_bytes < scratch:
+        raise ConfigError("scratch_bytes", f"{config.scratch_bytes} hold no session: one takes {scratch}")

@@ -23,6 +23,8 @@ from treadle_shared.request import MAX_NEW_TOKENS
 ENV_PREFIX = "TREADLE_"
 NODE_FILE = "node.toml"  # what a supervisor leaves in the runtime directory for its children
 
+MIN_SESSION_TOKENS = 8  # the shortest context that is of any use
+
 Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
@@ -49,7 +51,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     # what it admits
     max_sessions: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 8
-    session_tokens: Annotated[int, Meta(ge=8, le=1 << 20)] = 2048
+    session_tokens: Annotated[int, Meta(ge=MIN_SESSION_TOKENS, le=1 << 20)] = 2048
     queue_depth: Annotated[int, Meta(ge=0, le=100_000)] = 256
     queue_tokens: Positive = 1 << 20
     kv_bytes: Positive | None = None

@@ -16,6 +16,7 @@ from served_node import ServedNode, environment, facts_of, is_alive, run
 
 from treadle import Unavailable
 from treadle.control import Control
+from treadle.supervise.supervisor import ECHO_S
 
 REFERENCE = ("--engine", "reference", "--session-tokens", "4096", "--max-sessions", "4")
 LONG = {"max_tokens": 1500, "ignore_eos": True}
@@ -182,6 +183,7 @@ def test_a_second_signal_kills(serve: Serve) -> None:
         pids = node.status()["pids"]
         node.signal(signal.SIGTERM)
         wait_for(lambda: node.said[-1].endswith("draining"), "the drain has begun")
+        time.sleep(2 * ECHO_S)  # an earlier one would be taken for an echo of the first
         node.signal(signal.SIGTERM)
         assert node.wait() == 128 + signal.SIGTERM
         with pytest.raises(Unavailable):

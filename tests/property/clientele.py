@@ -171,6 +171,9 @@ class Clientele:
             return AdmissionReason.REJECTED_DRAINING
         if (job.client, job.session_id) in taken:
             return AdmissionReason.REJECTED_DUPLICATE
+        return self._too_large(job)
+
+    def _too_large(self, job: Job) -> AdmissionReason | None:
         if job.need_tokens > self.facts.context_tokens:
             return AdmissionReason.REJECTED_CONTEXT
         if job.need_tokens * self.facts.kv_bytes_per_token > self.budget.kv_bytes:
@@ -179,7 +182,7 @@ class Clientele:
 
     def can_ever_fit(self, job: Job) -> bool:
         """Whether an empty node could run the job."""
-        return self._never(job, set()) in (None, AdmissionReason.REJECTED_DRAINING)
+        return self._too_large(job) is None
 
     # ---- deadlines
 

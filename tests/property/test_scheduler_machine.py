@@ -247,7 +247,7 @@ def _same_recipe(facts: EngineFacts, known: EngineFacts) -> EngineFacts:
 
 _SETTINGS = settings(
     deadline=None,
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=60,
     print_blob=True,
     report_multiple_bugs=False,

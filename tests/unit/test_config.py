@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treadle_shared.budget import check_serves
 from treadle_shared.config import NodeConfig, config_to_toml, load_config, make_config
+from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
 HINTS = get_type_hints(NodeConfig, include_extras=True)
@@ -210,3 +212,19 @@ def test_numerics_default_to_what_the_device_can_do(settings: dict[str, Any], nu
 def test_the_default_answer_leaves_room_for_the_prompt() -> None:
     assert make_config({"session_tokens": 64}).effective_max_tokens == 32
     assert NodeConfig().effective_max_tokens == NodeConfig().default_max_tokens
+
+
+@pytest.mark.parametrize(("key", "value"), [("kv_bytes", 1000), ("scratch_bytes", 10)])
+def test_a_budget_that_could_serve_nobody_is_refused_by_name(key: str, value: int) -> None:
+    facts = EngineFacts(
+        recipe_fingerprint="r",
+        n_vocab=10,
+        context_tokens=64,
+        max_sequences=1,
+        kv_bytes_per_token=1536,
+        weight_bytes=1,
+        scratch_bytes_per_session=100,
+    )
+    check_serves(load_config(environ={}), facts)
+    with pytest.raises(ConfigError, match=key):
+        check_serves(load_config(environ={}, flags={key: value}), facts)

@@ -41,3 +41,12 @@ def test_the_row_itself_is_left_alone() -> None:
     row = np.arange(5, dtype=np.float32)
     token_logprobs(row, 0, 3)
     assert row.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 20 * 256, 20 * 256 + 1, 49_152])
+def test_the_list_is_that_of_a_full_sort_whatever_the_vocabulary(size: int) -> None:
+    random = np.random.default_rng(size)
+    for row in (random.normal(size=size), random.integers(0, 30, size), np.sort(random.normal(size=size))):
+        row = row.astype(np.float32)
+        wanted = sorted(range(size), key=lambda token, row=row: (-row[token], token))[:20]
+        assert [token for token, _ in token_logprobs(row, 0, 20).top] == wanted

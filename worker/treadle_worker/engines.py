@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from treadle_shared.budget import check_serves
 from treadle_shared.config import NodeConfig
 from treadle_shared.engine import BatchEngine
 from treadle_shared.errors import ConfigError, ModelError, WeightBudgetError
@@ -44,8 +45,17 @@ class Observer(Protocol):
 def open_engine(config: NodeConfig, observer: Observer) -> OpenEngine:
     """Load, warm up and test the configured engine. Raises ConfigError, ModelError or WeightBudgetError."""
     faults = parse_faults(config.faults)
-    opened = _open_reference(config) if config.engine == "reference" else _open_llama(config, observer)
+    opened = _open(config, observer)
+    try:
+        check_serves(config, opened.engine.facts)
+    except ConfigError:
+        opened.close()
+        raise
     return replace(opened, engine=FaultyEngine(opened.engine, faults)) if faults else opened
+
+
+def _open(config: NodeConfig, observer: Observer) -> OpenEngine:
+    return _open_reference(config) if config.engine == "reference" else _open_llama(config, observer)
 
 
 def make_engine(config: NodeConfig) -> BatchEngine:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Final, NoReturn, Protocol, cast
 
 from treadle.cli import exits
@@ -48,7 +50,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    args = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = make_parser(words).parse_args(words)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the stream
@@ -63,17 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.exit_code(error)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def make_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of all commands; of the one that ``words`` begin with alone, where they begin with one."""
     parser = _Parser(prog="treadle", description="Serve many LLM sessions at once from one GGUF model.")
+    parser.add_argument("--version", action="version", version=f"treadle {_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for name, summary in COMMANDS.items():
+    asked = [words[0]] if words and words[0] in COMMANDS else list(COMMANDS)
+    for name in asked:
+        summary = COMMANDS[name]
         command = cast(Command, importlib.import_module(f"treadle.cli.{name}"))
         sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         sub.add_argument("--runtime-dir", metavar="DIR", help="the node's runtime directory")
         command.add_arguments(sub)
         sub.set_defaults(command=command)
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("treadle")
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
 
 
 def one_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from treadle_shared.rundir import RuntimeDir
 
 DRAIN_GRACE_S: Final = 5.0  # after its drain timeout a broker only has to say goodbye
 WORKER_STOP_S: Final = 10.0  # a worker has to finish one tick and unload
+ECHO_S: Final = 0.1  # a tool that signals a process and its group sends one request twice
 KILLED_S: Final = 2.0  # the kernel needs no longer
 
 BROKER: Final = "broker"
@@ -87,6 +88,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._was_ready = False
         self._signals = 0
+        self._asked_at = -ECHO_S
         self._code = 0
 
     def request_stop(self, number: int = signal.SIGTERM) -> None:
@@ -181,6 +183,9 @@ class Supervisor:
         self._stop_rest()
 
     def _stop_asked(self, number: int) -> None:
+        if time.monotonic() - self._asked_at < ECHO_S:
+            return
+        self._asked_at = time.monotonic()
         self._signals += 1
         if self._signals > 1:
             self._say("killing the node")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from treadle_shared.engine import TokenLogprobs
+
+_BLOCK: Final = 256  # values a block: about the square root of a vocabulary, so both steps look at few
 
 
 def token_logprobs(logits: npt.NDArray[np.float32], chosen: int, n_top: int) -> TokenLogprobs:
@@ -21,10 +25,20 @@ def token_logprobs(logits: npt.NDArray[np.float32], chosen: int, n_top: int) -> 
 
 
 def _likeliest(row: npt.NDArray[np.float64], n_top: int) -> list[int]:
+    """Ids of the largest values. Only blocks whose maximum reaches the n-th largest block maximum can hold one."""
     n_top = min(n_top, len(row))
     if n_top == 0:
         return []
-    bound = np.partition(row, len(row) - n_top)[len(row) - n_top]
-    contenders = np.flatnonzero(row >= bound)  # more than n_top only where some are equal
+    contenders = np.arange(len(row))
+    peaks = np.maximum.reduceat(row, contenders[::_BLOCK])
+    if len(peaks) > n_top:
+        bound = np.partition(peaks, len(peaks) - n_top)[len(peaks) - n_top]
+        contenders = _members(np.flatnonzero(peaks >= bound), len(row))
+        contenders = contenders[row[contenders] >= bound]
     order = np.lexsort((contenders, -row[contenders]))
     return [int(token) for token in contenders[order[:n_top]]]
+
+
+def _members(blocks: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
+    ids = (blocks[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)).ravel()
+    return ids[ids < length]
