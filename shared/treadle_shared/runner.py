@@ -48,6 +48,7 @@ class TickRunner:
 
     def __init__(self, engine: BatchEngine, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine = engine
+        self._facts = engine.facts
         self._clock = clock
         self._slots: dict[int, _Slot] = {}
         self._broken = False
@@ -142,8 +143,8 @@ class TickRunner:
         return work
 
     def _claim(self, slot: int, seen: set[int]) -> None:
-        if slot >= self._engine.facts.max_sequences:
-            raise InvalidTick(f"slot {slot}: the engine has {self._engine.facts.max_sequences}")
+        if slot >= self._facts.max_sequences:
+            raise InvalidTick(f"slot {slot}: the engine has {self._facts.max_sequences}")
         if slot in seen:
             raise InvalidTick(f"slot {slot}: more than one row in a tick")
         seen.add(slot)
@@ -160,7 +161,7 @@ class TickRunner:
             return
         if slot.pos != row.pos or row.pos == 0:
             raise InvalidTick(f"slot {row.slot}: decode at position {row.pos}, the engine is at {slot.pos}")
-        if row.token >= self._engine.facts.n_vocab:
+        if row.token >= self._facts.n_vocab:
             raise InvalidTick(f"slot {row.slot}: token {row.token} is not in the vocabulary")
         self._check_room(row.slot, row.pos + 1)
         token = None if row.token < 0 else row.token
@@ -168,7 +169,7 @@ class TickRunner:
 
     def _add_prefill(self, row: PrefillRow, released: set[int], work: _Work) -> None:
         tokens = unpack_tokens(row.tokens)
-        if not tokens or min(tokens) < 0 or max(tokens) >= self._engine.facts.n_vocab:
+        if not tokens or min(tokens) < 0 or max(tokens) >= self._facts.n_vocab:
             raise InvalidTick(f"slot {row.slot}: a prefill of no tokens, or of one outside the vocabulary")
         self._check_room(row.slot, row.start + len(tokens))
         if row.start == 0:
@@ -190,8 +191,8 @@ class TickRunner:
             raise InvalidTick(f"slot {row.slot}: the first chunk carries no sampling parameters")
 
     def _check_room(self, slot: int, tokens: int) -> None:
-        if tokens > self._engine.facts.context_tokens:
-            raise InvalidTick(f"slot {slot}: {tokens} tokens do not fit {self._engine.facts.context_tokens}")
+        if tokens > self._facts.context_tokens:
+            raise InvalidTick(f"slot {slot}: {tokens} tokens do not fit {self._facts.context_tokens}")
 
     # ---- answers
 
