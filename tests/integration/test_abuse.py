@@ -36,6 +36,7 @@ class Peer:
         for name, value in options.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.socket.connect(endpoint)
+        self._heard: list[Any] = []
 
     def say(self, *messages: Any) -> Peer:
         for message in messages:
@@ -43,10 +44,13 @@ class Peer:
         return self
 
     def hear(self, kind: type, timeout_s: float = 10.0) -> Any:
-        """The next message of a kind."""
+        """The next message of a kind; those before it are forgotten."""
         deadline = time.monotonic() + timeout_s
-        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            for message in codec.decode_to_client(self.socket.recv()):
+        while self._heard or self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            if not self._heard:
+                self._heard = codec.decode_to_client(self.socket.recv())
+            while self._heard:
+                message = self._heard.pop(0)
                 if isinstance(message, kind):
                     return message
         raise AssertionError(f"no {kind.__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,8 @@ def run(script: Path, *arguments: object, timeout_s: float = 240.0) -> str:
 def self_test(model: str | Path, **changes: bool) -> tuple[bool, str, bool]:
     """Verdict and detail of an engine whose switches are changed, and whether the build has tinyBLAS."""
     command = [sys.executable, "-c", SELF_TEST, str(model), json.dumps(changes)]
-    exact, detail, tiny_blas = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}  # others' switches
+    exact, detail, tiny_blas = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=clean).stdout)
     return exact, detail, tiny_blas
 
 
