@@ -182,7 +182,7 @@ def test_a_second_signal_kills(serve: Serve) -> None:
         session = client.generate("x", max_tokens=4000, ignore_eos=True)
         pids = node.status()["pids"]
         node.signal(signal.SIGTERM)
-        wait_for(lambda: node.said[-1].endswith("draining"), "the drain has begun")
+        wait_for(lambda: any(line.endswith("draining") for line in node.said), "the drain has begun")
         time.sleep(2 * ECHO_S)  # an earlier one would be taken for an echo of the first
         node.signal(signal.SIGTERM)
         assert node.wait() == 128 + signal.SIGTERM
