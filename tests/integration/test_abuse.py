@@ -257,7 +257,7 @@ def test_a_flood_does_not_stop_a_neighbours_stream(node: RealNode, peer: Any, ki
                 session = client.generate("x", max_tokens=3500, ignore_eos=True)
                 count = 0
             time.sleep(0.002)
-        assert max(longest, time.monotonic() - last) < 1.5
+        assert max(longest, time.monotonic() - last) < 3.0
         session.cancel()
 
 

@@ -90,7 +90,7 @@ def test_a_stopped_worker_is_seen_replaced_and_the_streams_go_on(serve: Any) -> 
         stopped = time.monotonic()
         os.kill(worker, signal.SIGSTOP)
         wait_for(lambda: not client.status()["ready"], "the loss is seen", 10)
-        assert time.monotonic() - stopped < 6.5
+        assert time.monotonic() - stopped < 15
         wait_for(lambda: node.ready_without("worker", worker), "another worker serves", 30)
         assert [session.result(timeout=120) for session in sessions] == quiet
 

@@ -95,7 +95,7 @@ def test_flags_win_over_variables(tmp_path: Path) -> None:
 def test_a_second_node_in_the_same_directory_fails_fast_in_one_line(node: ServedNode) -> None:
     began = time.monotonic()
     second = node.run("serve", *REFERENCE)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 8.0
     assert (second.returncode, second.stdout) == (78, "")
     (line,) = second.stderr.splitlines()
     assert str(node.path) in line
