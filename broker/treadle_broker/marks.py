@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from treadle_broker.pace import PaceMarks
+
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Counters and memories that outlive sessions.
 
-    ``tick_s`` is the retry estimator's mean; it promises nothing at rest. ``epochs`` are the last epoch of each
+    ``tick_s`` is the retry estimator's mean; it promises nothing at rest. ``pace`` is what ticks
+    were measured to cost. ``epochs`` are the last epoch of each
     remembered ``(client, session_id)``, oldest first, ``epoch_floor`` the highest of the forgotten ones.
     """
 
@@ -17,5 +20,6 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     kv_drift: int = 0
     last_result_at: float = 0.0
     tick_s: float | None = None
+    pace: PaceMarks = PaceMarks()
     epoch_floor: int = -1
     epochs: list[tuple[str, str, int]] = []

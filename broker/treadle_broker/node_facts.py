@@ -43,4 +43,5 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         max_active=config.max_sessions,
         max_batch_size=config.max_batch_size,
         max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
+        target_itl_ms=config.target_itl_ms,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from treadle_broker.pace import PrefillPace
 from treadle_broker.plan import PlannedDecode, PlannedPrefill
 from treadle_broker.roster import Roster
 from treadle_broker.session import Session
@@ -14,8 +15,9 @@ Row = tuple[PlannedDecode | PlannedPrefill, Session]
 class Planner:
     """Picks rows and moves the sessions' planned counts on."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, pace: PrefillPace) -> None:
         self._roster = roster
+        self._pace = pace
         self._turns = 0
 
     def decodes(self) -> list[Row]:
@@ -27,12 +29,17 @@ class Planner:
             self._take_turn(session)
         return [self._decode(session) for session in sorted(chosen, key=_slot)]
 
-    def prefills(self) -> list[Row]:
-        """The prefill chunks of a tick, first come first."""
+    def prefills(self, beside_decodes: bool) -> list[Row]:
+        """The prefill chunks of a tick, first come first; ``beside_decodes``: streams wait until they have run."""
         roster = self._roster
         waiting = (session for session in roster.prefilling() if roster.suspects.may_run(session))
-        budget, min_rows = roster.budget.max_prefill_tokens_per_tick, roster.facts.min_prefill_rows
+        budget, min_rows = self._prefill_budget(beside_decodes), roster.facts.min_prefill_rows
         return [self._prefill(session, rows) for session, rows in pick_prefills(waiting, budget, min_rows)]
+
+    def _prefill_budget(self, beside_decodes: bool) -> int:
+        budget = self._roster.budget
+        cap, target_ms = budget.max_prefill_tokens_per_tick, budget.target_itl_ms
+        return self._pace.budget(cap, target_ms / 1000) if target_ms and beside_decodes else cap
 
     def _decode(self, session: Session) -> Row:
         slot = _slot(session)

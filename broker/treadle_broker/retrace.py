@@ -26,7 +26,7 @@ from treadle_broker.tick_records import (
     verdict,
 )
 from treadle_shared.admission import AdmissionDecision
-from treadle_shared.ticks import ResultRow, TickResult
+from treadle_shared.ticks import ResultRow, TickResult, Timings
 
 _NOBODY: Final = SessionKey("", "", -1)
 _TOKEN: Final = 1  # stands for every token: the scheduler does not look at them
@@ -128,4 +128,5 @@ def _result(record: Completed) -> TickResult:
         error="recorded" if record.error else "",
         error_code=record.error_code,
         kv_tokens=record.kv_tokens,
+        timings=Timings(total_s=record.total_s),
     )

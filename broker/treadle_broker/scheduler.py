@@ -14,6 +14,7 @@ from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
 from treadle_broker.inflight import InFlight, Sent
 from treadle_broker.marks import Marks
+from treadle_broker.pace import PrefillPace
 from treadle_broker.plan import Event, Finished, Plan, PlannedDecode, PlannedPrefill, Promoted
 from treadle_broker.planner import Planner, Row
 from treadle_broker.retry import RetryEstimator
@@ -42,7 +43,9 @@ class Scheduler:
         self._retry = RetryEstimator()
         self._retry.seed(facts.decode_tick_s)
         self._admission = Admission(self._roster, self._counters, self._retry)
-        self._planner = Planner(self._roster)
+        self._pace = PrefillPace()
+        self._pace.seed(facts.decode_tick_s, facts.prefill_tokens_per_s)
+        self._planner = Planner(self._roster, self._pace)
         self._inflight = InFlight(depth)
         self._settlement = Settlement(
             self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses
@@ -132,7 +135,7 @@ class Scheduler:
         release = self._roster.slots.take_releases()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
-        prefill = [] if crowded else self._planner.prefills()
+        prefill = [] if crowded else self._planner.prefills(bool(decode))
         if not (release or decode or prefill):
             return None
         return self._send(release, decode, prefill, now)
@@ -157,10 +160,17 @@ class Scheduler:
             events = list(self._settlement.failed(sent, result))
         elif not sent.void:
             events = list(self._settlement.ran(sent, result, now))
+            self._measure(sent, result)
         if result.last:
             events += self._settlement.closed(sent)
             self._retire(result, now)
         return events
+
+    def _measure(self, sent: Sent, result: TickResult) -> None:
+        if result.part == 1:
+            self._pace.prefilled(sent.plan.prefill_tokens, result.timings.total_s)
+        elif sent.plan.decode:
+            self._pace.decoded(result.timings.total_s)
 
     def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
         plan = Plan(
@@ -204,6 +214,7 @@ class Scheduler:
         roster.facts = facts
         roster.budget = budget or roster.budget
         self._retry.seed(facts.decode_tick_s)
+        self._pace.seed(facts.decode_tick_s, facts.prefill_tokens_per_s)
         self._ready = True
         events: list[Event] = []
         for session in list(roster.sessions.values()):
@@ -255,6 +266,7 @@ class Scheduler:
             kv_drift=self._kv_drift,
             last_result_at=self._last_result_at,
             tick_s=self._retry.measured_tick_s,
+            pace=self._pace.marks,
             epoch_floor=floor,
             epochs=epochs,
         )
@@ -266,6 +278,7 @@ class Scheduler:
         self._kv_drift = marks.kv_drift
         self._last_result_at = marks.last_result_at
         self._retry.remember(marks.tick_s)
+        self._pace.remember(marks.pace)
         self._admission.epochs.remember(marks.epoch_floor, marks.epochs)
 
     # ---- facts

@@ -143,7 +143,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     """``complete``. Rows are ``(slot, gen, eog, miss, has a token)``; ``kv_drift`` is what the ledger made of
-    ``kv_tokens``.
+    ``kv_tokens``; ``total_s`` how long the part took.
     """
 
     now: float
@@ -158,6 +158,7 @@ class Completed(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     kv_tokens: int
     events: list[EventDigest]
     kv_drift: int
+    total_s: float
 
 
 class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag="worker_ready"):
@@ -259,6 +260,7 @@ class Register:
             result.kv_tokens,
             self.happened(events),
             kv_drift,
+            result.timings.total_s,
         )
 
     def happened(self, events: Iterable[Event], *, details: bool = True) -> list[EventDigest]:

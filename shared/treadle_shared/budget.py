@@ -8,7 +8,7 @@ from treadle_shared.config import MIN_SESSION_TOKENS, NodeConfig
 from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
-_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session"})
+_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session", "target_itl_ms"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class NodeBudget:
     ``weight_bytes`` resident weights; ``kv_bytes`` KV cache of live sessions, reserved whole at admission;
     ``scratch_bytes_per_session`` what a session costs outside KV, ``scratch_bytes`` the envelope over all
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
-    sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick.
+    sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
+    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
 
     Raises ConfigError naming the field that is negative, zero where that makes no sense, or not an integer.
     """
@@ -32,6 +33,7 @@ class NodeBudget:
     max_active: int = 8
     max_batch_size: int = 256
     max_prefill_tokens_per_tick: int = 512
+    target_itl_ms: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -62,6 +62,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # how it schedules
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = MAX_SEQUENCES
     max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
+    target_itl_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     tick_depth: Literal[1, 2] = 2
 
     # how long it waits

@@ -15,6 +15,7 @@ from hand_worker import answer, budget, facts, finish, job, key, planned
 from structlog.testing import capture_logs
 
 from treadle_broker.marks import Marks
+from treadle_broker.pace import PaceMarks
 from treadle_broker.replay import main, replay
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.tick_file import MAGIC, NotATickLog, TickFile, TickReader, framed, predecessor
@@ -330,6 +331,7 @@ def test_a_fresh_scheduler_remembers_every_mark() -> None:
         kv_drift=7,
         last_result_at=8.0,
         tick_s=0.9,
+        pace=PaceMarks(0.1, 0.2),
         epoch_floor=12,
         epochs=[("ann", "a", 13), ("bob", "a", 14)],
     )

@@ -32,6 +32,7 @@ _HELP: Final = {
     "weight_bytes": "most bytes of weights; a larger model is refused",
     "scratch_bytes": "most bytes outside weights and KV",
     "max_prefill_tokens_per_tick": "prompt tokens between two decodes",
+    "target_itl_ms": "milliseconds between two tokens of a stream that prefill is held to; 0 for none",
     "tick_depth": "ticks in flight",
     "default_max_tokens": "length of an answer whose request names none",
     "max_batch_size": "sessions that decode in one tick",

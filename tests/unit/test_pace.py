@@ -1,0 +1,153 @@
+"""Prefill paced by a latency target: what it measures, what it allows, and what the scheduler makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hand_worker import decoding, job, node, part_of, planned, prefilling
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle_broker.pace import LEAST_CHUNK, PaceMarks, PrefillPace
+from treadle_broker.plan import Plan
+from treadle_broker.replay import replay
+from treadle_broker.scheduler import Scheduler
+from treadle_broker.tick_file import TickFile
+from treadle_broker.tick_log import RecordedScheduler, TickLog
+from treadle_shared.config import make_config
+from treadle_shared.errors import ConfigError
+from treadle_shared.ticks import Timings
+
+DECODE_S, TOKEN_S = 0.020, 0.002
+
+
+def measured() -> PrefillPace:
+    pace = PrefillPace()
+    pace.decoded(DECODE_S)
+    pace.prefilled(100, 100 * TOKEN_S)
+    return pace
+
+
+def test_what_the_decode_batch_leaves_of_the_target_is_spent_on_prefill() -> None:
+    spent = DECODE_S + measured().budget(512, 0.150) * TOKEN_S
+    assert 0.120 < spent <= 0.150
+
+
+def test_nothing_measured_means_the_cap() -> None:
+    assert PrefillPace().budget(512, 0.001) == 512
+
+
+@given(
+    st.lists(st.floats(0.0, 10.0), max_size=20),
+    st.lists(st.tuples(st.integers(0, 512), st.floats(0.0, 10.0)), max_size=20),
+    st.integers(1, 4096),
+    st.floats(0.001, 60.0),
+)
+def test_the_budget_keeps_within_the_cap_and_never_starves_prefill(
+    decodes: list[float], prefills: list[tuple[int, float]], cap: int, target_s: float
+) -> None:
+    pace = PrefillPace()
+    for seconds in decodes:
+        pace.decoded(seconds)
+    for tokens, seconds in prefills:
+        pace.prefilled(tokens, seconds)
+    assert min(cap, LEAST_CHUNK) <= pace.budget(cap, target_s) <= cap
+
+
+def test_a_slower_tick_counts_at_once_and_a_faster_one_slowly() -> None:
+    slower, faster = measured(), measured()
+    before = measured().budget(512, 0.150)
+    slower.prefilled(100, 100 * TOKEN_S * 2)
+    faster.prefilled(100, 100 * TOKEN_S / 2)
+    assert slower.budget(512, 0.150) < 0.75 * before
+    assert before < faster.budget(512, 0.150) < 1.25 * before
+
+
+def test_a_warm_up_counts_until_something_was_measured() -> None:
+    pace = PrefillPace()
+    pace.seed(DECODE_S, 1 / TOKEN_S)
+    assert pace.budget(512, 0.150) == measured().budget(512, 0.150)
+    pace.prefilled(10, 1.0)
+    known = pace.marks
+    pace.seed(1.0, 1.0)
+    assert pace.marks == known
+
+
+def test_another_pace_goes_on_from_the_marks() -> None:
+    pace = PrefillPace()
+    pace.remember(measured().marks)
+    assert pace.budget(512, 0.150) == measured().budget(512, 0.150)
+    assert PrefillPace().marks == PaceMarks()
+
+
+# ---- in the scheduler
+
+
+def run(scheduler: Scheduler, plan: Plan, now: float) -> None:
+    """Answer a tick in two parts that took what the model of this file says."""
+    if plan.decode:
+        took = Timings(total_s=DECODE_S)
+        scheduler.complete(msgspec.structs.replace(part_of(plan, 0, not plan.prefill), timings=took), now)
+    if plan.prefill:
+        took = Timings(total_s=TOKEN_S * plan.prefill_tokens)
+        scheduler.complete(msgspec.structs.replace(part_of(plan, 1, True), timings=took), now)
+
+
+def stream_and_long_prompt(scheduler: Scheduler) -> list[Plan]:
+    """Ticks from the moment a prompt of 700 tokens joins a running stream until its last chunk."""
+    scheduler.submit([job("stream", prompt=40, new=500)], 0.0)
+    for number in range(3):
+        run(scheduler, planned(scheduler), number / 10)
+    scheduler.submit([job("long", prompt=700, new=4)], 1.0)
+    plans = []
+    while not plans or "long" not in decoding(plans[-1]):
+        plans.append(planned(scheduler, 1.0 + len(plans) / 10))
+        run(scheduler, plans[-1], 1.05 + len(plans) / 10)
+    return plans[:-1]
+
+
+def test_a_long_prompt_beside_a_stream_is_cut_to_the_target() -> None:
+    plans = stream_and_long_prompt(node(max_prefill_tokens_per_tick=512, target_itl_ms=150))
+    assert all(decoding(plan) == ["stream"] for plan in plans)
+    spent = [DECODE_S + TOKEN_S * plan.prefill_tokens for plan in plans]
+    assert max(spent) <= 0.150
+    assert sum(plan.prefill_tokens for plan in plans) == 700
+    assert len(plans) <= 14  # most of the target is used
+
+
+def test_without_a_target_only_the_cap_holds() -> None:
+    plans = stream_and_long_prompt(node(max_prefill_tokens_per_tick=512))
+    assert [plan.prefill_tokens for plan in plans] == [512, 188]
+
+
+def test_prompts_run_at_the_cap_while_nobody_waits_for_a_token() -> None:
+    scheduler = node(max_prefill_tokens_per_tick=256, target_itl_ms=50)
+    scheduler.submit([job("a", prompt=600)], 0.0)
+    sizes = []
+    for number in range(3):
+        plan = planned(scheduler)
+        sizes.append(prefilling(plan)["a"])
+        run(scheduler, plan, number / 10)
+    assert sizes == [256, 256, 88]
+
+
+def test_a_target_that_cannot_be_met_leaves_prompts_their_least_chunk() -> None:
+    plans = stream_and_long_prompt(node(max_prefill_tokens_per_tick=512, target_itl_ms=1))
+    assert {plan.prefill_tokens for plan in plans[:-1]} == {LEAST_CHUNK}
+
+
+def test_a_paced_life_is_replayed_without_a_difference(tmp_path: Path) -> None:
+    paced = node(max_prefill_tokens_per_tick=512, target_itl_ms=150)
+    budget, facts = paced._roster.budget, paced.facts
+    recorded = RecordedScheduler(budget, facts, TickLog(TickFile(tmp_path / "ticks.log"), 1 << 20), depth=1)
+    recorded.worker_ready(facts, 0.0)
+    stream_and_long_prompt(recorded)
+    assert replay(tmp_path / "ticks.log").clean
+
+
+@pytest.mark.parametrize("value", [-1, 60_001, 2.5, "soon"])
+def test_an_absurd_target_is_refused_by_its_key(value: object) -> None:
+    with pytest.raises(ConfigError, match="target_itl_ms"):
+        make_config({"target_itl_ms": value})
