@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from array import array
 from collections import deque
@@ -16,6 +15,7 @@ from treadle_broker.plan import Emitted, Event, Finished
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
 from treadle_broker.tick_builder import build_tick
+from treadle_broker.turn_lock import TurnLock
 from treadle_shared.admission import AdmissionDecision
 from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import BatchEngine, TokenLogprobs
@@ -56,7 +56,8 @@ class SessionOutput:
 
 
 class ContinuousBatchScheduler:
-    """Continuous batching over any BatchEngine, in the caller's process. Every method is thread-safe.
+    """Continuous batching over any BatchEngine, in the caller's process. Every method is thread-safe, and a thread
+    that calls waits for one tick at most, also while another runs to completion.
 
     ``depth`` 2 plans a tick ahead as the service does; ``recover_misses`` rebuilds a session whose KV the engine
     evicted instead of ending it with CACHE_MISS. ``clock`` drives deadlines and rates. ``seed`` makes the seeds of
@@ -78,7 +79,7 @@ class ContinuousBatchScheduler:
         facts = engine.facts
         if facts.weight_bytes > budget.weight_bytes:
             raise WeightBudgetError(facts.weight_bytes, budget.weight_bytes)
-        self._lock = threading.RLock()
+        self._lock = TurnLock()
         self._clock = clock
         self._runner = TickRunner(engine)
         self._facts = facts

@@ -301,7 +301,7 @@ def test_threads_may_submit_look_and_cancel_while_another_runs(depth: int) -> No
         submitted.wait(60)
 
     def runner(_: int) -> None:
-        while not done.wait(0.002):  # a thread that only takes the lock again would keep the others from it
+        while not done.is_set():  # takes the lock again and again, and must let the others have it between
             scheduler.run_to_completion()  # must not mistake a submission in between for a stall
         scheduler.run_to_completion()
 
