@@ -230,6 +230,7 @@ def test_chat_answers_once_or_line_by_line(node: ServedNode) -> None:
         (("generate", "x", "--max-tokens", "0"), 65, "max_tokens"),
         (("generate", "x", "--temperature", "nan"), 65, "temperature"),
         (("generate", "x", "--max-tokens", "100000"), 65, "REJECTED_CONTEXT"),
+        (("generate", "x", "--logprobs", "1"), 65, "logprobs"),
         (("cancel", "nobody"), 1, ""),
     ],
 )

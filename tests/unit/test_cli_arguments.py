@@ -173,7 +173,7 @@ def test_the_effective_configuration_is_left_in_a_private_directory(tmp_path: Pa
 
 def test_a_second_supervisor_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     node = _prepare(tmp_path / "node", max_sessions=3)
-    with pytest.raises(NodeRunningError, match="another supervisor"):
+    with pytest.raises(NodeRunningError, match="a node runs there already"):
         _prepare(tmp_path / "node", max_sessions=4)
     assert load_config(tmp_path / "node" / "node.toml", environ={}).max_sessions == 3
     node.release()

@@ -39,7 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, as the client takes them."""
+    """The options that were given, as the client takes them. Raises InvalidRequest for one that would show nothing."""
+    if args.logprobs is not None and not args.json:
+        raise InvalidRequest("logprobs", "is printed with --json only")
     names = [flag.removeprefix("--").replace("-", "_") for flag, _, _ in _NUMBERS]
     names += ["stop", "session_id", "ignore_eos"]
     return {name: value for name in names if (value := getattr(args, name)) is not None}

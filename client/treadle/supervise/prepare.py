@@ -113,7 +113,7 @@ def _lock(directory: RuntimeDir) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise NodeRunningError(f"{directory.path}: another supervisor runs a node there") from None
+        raise NodeRunningError(f"{directory.path}: a node runs there already") from None
     return descriptor
 
 
