@@ -15,7 +15,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ from treadle import Client
 REQUESTS = {"reference": 100_000, "llama": 5_000}
 CLIENTS = 4
 IN_FLIGHT = 64  # requests of one client at a time
-SAMPLE_S = 0.25
+SAMPLES = 400  # few, so that what is kept of them is nothing beside a leak
+LOOK_S = 0.05  # how often it is seen whether the next sample is due
 BLOCKS = 20  # points of the fit; memory moves in steps, and samples of one step say the same thing
 FLAT_BYTES = 16.0  # per request: the smallest object that a leak could hold on to
 MAX_LOG_BYTES = 1024  # per request: one line for each, and no more
@@ -44,16 +46,29 @@ NODE = {
     "queue_depth": 2 * CLIENTS * IN_FLIGHT,
     "max_prefill_tokens_per_tick": 512,
     "result_ttl_s": 2.0,  # what is kept of finished sessions is then full long before the warm-up is over
+    "telemetry_replay": 128,  # as are the rings of past telemetry
+    "telemetry_interval_s": 0.1,
     "log_format": "json",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Anonymous bytes of each process after so many requests."""
+class Samples:
+    """Anonymous bytes of each process over the number of requests that have been answered."""
 
-    requests: int
-    memory: dict[str, int]
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self.requests = array("q")
+        self.memory = {name: array("q") for name in pids}
+
+    def take(self, requests: int) -> None:
+        """One more."""
+        self.requests.append(requests)
+        for name, pid in self._pids.items():
+            self.memory[name].append(anonymous_bytes(pid))
+
+    def after(self, requests: float) -> int:
+        """The number of the first sample that counts."""
+        return next(number for number, at in enumerate(self.requests) if at >= requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +132,12 @@ def anonymous_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
 
 
-def fitted(samples: Sequence[Sample], read: Callable[[Sample], int]) -> Fit:
+def fitted(requests: Sequence[int], memory: Sequence[int]) -> Fit:
     """Least squares over blocks of samples."""
-    size = max(len(samples) // BLOCKS, 1)
-    blocks = [samples[start : start + size] for start in range(0, len(samples) - size + 1, size)]
-    xs = [fmean(sample.requests for sample in block) for block in blocks]
-    ys = [fmean(read(sample) for sample in block) for block in blocks]
+    size = max(len(requests) // BLOCKS, 1)
+    starts = range(0, len(requests) - size + 1, size)
+    xs = [fmean(requests[start : start + size]) for start in starts]
+    ys = [fmean(memory[start : start + size]) for start in starts]
     mid_x, mid_y = fmean(xs), fmean(ys)
     spread = sum((x - mid_x) ** 2 for x in xs)
     slope = sum((x - mid_x) * (y - mid_y) for x, y in zip(xs, ys, strict=True)) / spread
@@ -139,21 +154,19 @@ def soak(node: RealNode, requests: int, warm_up: float) -> dict[str, Any]:
     logs = _log_bytes(node)
     load = Load(node, requests)
     began = time.monotonic()
-    threads, samples = load.run(), []
+    threads, samples = load.run(), Samples(pids)
     while any(thread.is_alive() for thread in threads):
-        samples.append(Sample(load.done, {name: anonymous_bytes(pid) for name, pid in pids.items()}))
-        threads[0].join(SAMPLE_S) if threads[0].is_alive() else time.sleep(SAMPLE_S)
+        if load.done >= len(samples.requests) * requests / SAMPLES:
+            samples.take(load.done)
+        time.sleep(LOOK_S)
     seconds = time.monotonic() - began
     if load.failed:
         raise load.failed[0]
-    late = [sample for sample in samples if sample.requests >= warm_up * requests]
-    fits = {name: fitted(late, lambda sample, name=name: sample.memory[name]) for name in pids}  # type: ignore[misc]
     return {
         "requests": requests,
         "seconds": round(seconds, 1),
         "requests_per_s": round(requests / seconds, 1),
-        "samples": len(late),
-        "memory": {name: _described(late, name, fit) for name, fit in fits.items()},
+        "memory": {name: _described(samples, name, samples.after(warm_up * requests)) for name in pids},
         "descriptors_left": _descriptors_left(pids, descriptors),
         "log_bytes_per_request": {
             name: round((at - logs[name]) / requests, 1) for name, at in _log_bytes(node).items()
@@ -162,10 +175,13 @@ def soak(node: RealNode, requests: int, warm_up: float) -> dict[str, Any]:
     }
 
 
-def _described(samples: Sequence[Sample], name: str, fit: Fit) -> dict[str, Any]:
+def _described(samples: Samples, name: str, start: int) -> dict[str, Any]:
+    memory = samples.memory[name][start:]
+    fit = fitted(samples.requests[start:], memory)
     return {
-        "bytes_first": samples[0].memory[name],
-        "bytes_last": samples[-1].memory[name],
+        "bytes_first": memory[0],
+        "bytes_last": memory[-1],
+        "samples": len(memory),
         "bytes_per_request": round(fit.slope, 2),
         "standard_error": round(fit.error, 2),
         "verdict": fit.verdict,

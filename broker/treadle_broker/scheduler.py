@@ -162,6 +162,15 @@ class Scheduler:
             self._retire(result, now)
         return events
 
+    def overtaken(self, result: TickResult) -> bool:
+        """Whether a later tick in flight is answered before the oldest one is: that answer will not come any more."""
+        return any(sent.plan.tick_id == result.tick_id for sent in self._inflight.after_oldest())
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a tick is in flight."""
+        return len(self._inflight) > 0
+
     def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
         plan = Plan(
             self._next_tick,

@@ -161,6 +161,7 @@ class WorkerLink:
         if isinstance(message, WorkerBye):
             return False
         if self._occupied(message):
+            self.strangers += 1
             self._send(identity, WorkerRefused(reason="busy", message="another worker serves this node"))
             return False
         if isinstance(message, WorkerHello):
