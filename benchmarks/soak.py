@@ -45,8 +45,8 @@ NODE = {
     "session_tokens": 64,
     "queue_depth": 2 * CLIENTS * IN_FLIGHT,
     "max_prefill_tokens_per_tick": 512,
-    "result_ttl_s": 2.0,  # what is kept of finished sessions is then full long before the warm-up is over
-    "telemetry_replay": 128,  # as are the rings of past telemetry
+    "result_ttl_s": 0.1,  # what is kept of finished sessions must not follow the speed of the machine
+    "telemetry_replay": 128,  # the rings of past telemetry are full long before the warm-up is over
     "telemetry_interval_s": 0.1,
     "log_format": "json",
 }
