@@ -51,7 +51,7 @@ class Crew:
         """Take what the worker said."""
         for message in self._link.receive(now):
             self._take(message, now)
-        if self._link.disconnected():
+        if self._link.disconnected(now):
             self._lose(now, "worker disconnected")
 
     def watch(self, now: float) -> None:
@@ -110,13 +110,13 @@ class Crew:
         )
 
     def _hello(self, hello: WorkerHello, now: float) -> None:
+        if self._scheduler.ready:  # its old connection is gone, and with it what was sent there
+            self._delivery.take(self._scheduler.worker_lost(now, "worker came back"), now)
         refusal = self._unfit(hello)
         if refusal is not None:
             _log.error("worker_refused", reason=refusal[0], why=refusal[1], pid=hello.pid)
             self._link.refuse(*refusal)
             return
-        if self._scheduler.ready:
-            self._delivery.take(self._scheduler.worker_lost(now, "worker came back"), now)
         if not self._link.welcome(hello):
             self._link.forget()
             return
