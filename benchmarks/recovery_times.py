@@ -104,7 +104,7 @@ def kills(bench: Bench) -> None:
         sessions = [client.generate(prompt, **OPTIONS) for prompt in PROMPTS]
         for moment in moments:
             _await_tokens(sessions[:1], moment)
-            worker = wait_for(lambda: node.status()["pids"].get("worker"), "a worker to kill")
+            worker = node.pids()["worker"]
             marks = [len(_so_far(session)) for session in sessions]
             killed = _kill(worker, signal.SIGKILL)
             _follow(report, sessions, marks, killed)
@@ -118,7 +118,7 @@ def freeze(bench: Bench) -> None:
     with bench.node() as node, node.client() as client:
         sessions = [client.generate(prompt, **OPTIONS) for prompt in PROMPTS]
         _await_tokens(sessions, 20)
-        worker = node.status()["pids"]["worker"]
+        worker = node.pids()["worker"]
         stopped = _kill(worker, signal.SIGSTOP)
         wait_for(lambda: not client.status()["ready"], "not ready", PATIENCE_S)
         report.tell("freeze to not ready", time.monotonic() - stopped, NOT_READY_S)
@@ -138,7 +138,7 @@ def broker(bench: Bench) -> None:
         sessions = [client.generate(prompt, **OPTIONS) for client, prompt in zip(clients, PROMPTS, strict=True)]
         _await_tokens(sessions, 20)
         plain = stack.enter_context(node.client()).generate("a client without resume", **OPTIONS)
-        pids = node.status()["pids"]
+        pids = node.pids()
         killed = _kill(pids["broker"], signal.SIGKILL)
         try:
             plain.wait(PATIENCE_S)
