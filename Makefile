@@ -10,7 +10,7 @@ SECONDS ?= 600
 SEED ?= 1
 ENGINE ?= reference
 
-.PHONY: run test test-unit lint units bench-cost chaos clean
+.PHONY: run test test-unit lint units bench-cost chaos soak recovery stalled clean
 
 run: $(VENV)/.run-ready ## start a node and stream eight chats at once
 	@$(VENV_BIN)/treadle demo
@@ -36,6 +36,15 @@ bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost
 
 chaos: $(VENV)/.test-ready ## load and faults on a real node: make chaos [SECONDS=600] [SEED=1] [ENGINE=reference|llama]
 	$(VENV_BIN)/python tests/chaos/chaos.py --seconds $(SECONDS) --seed $(SEED) --engine $(ENGINE)
+
+soak: $(VENV)/.test-ready ## memory, descriptors and logs over 100,000 requests: make soak [ENGINE=reference|llama]
+	$(VENV_BIN)/python benchmarks/soak.py --engine $(ENGINE)
+
+recovery: $(VENV)/.test-ready ## kills and freezes, timed: make recovery [ENGINE=reference|llama]
+	$(VENV_BIN)/python benchmarks/recovery_times.py --engine $(ENGINE)
+
+stalled: $(VENV)/.test-ready ## a client that stops reading for a minute: make stalled [ENGINE=reference|llama]
+	$(VENV_BIN)/python benchmarks/stalled_reader.py --engine $(ENGINE)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

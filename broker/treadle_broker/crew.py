@@ -19,6 +19,7 @@ from treadle_shared.log import get_logger
 from treadle_shared.ticks import FromWorker, TickResult, WorkerBye, WorkerHello
 
 _log = get_logger("worker")
+_ANSWER_GRACE_S = 5.0  # beyond the tick timeout, at which a worker that is stuck ends itself
 
 
 class Crew:
@@ -44,21 +45,27 @@ class Crew:
         self._publisher = publisher
         self._tokenizer_fingerprint = tokenizer_fingerprint
         self._clock = clock
+        self._owed_since = 0.0  # when the oldest tick in flight became due: sent, or the one before it answered
 
     def listen(self, now: float) -> None:
         """Take what the worker said."""
         for message in self._link.receive(now):
             self._take(message, now)
-        if self._link.disconnected():
+        if self._link.disconnected(now):
             self._lose(now, "worker disconnected")
 
     def watch(self, now: float) -> None:
-        """Give up a worker that has been silent for too long."""
+        """Give up a worker that is silent, or owes an answer, for too long."""
         if self._link.silent(now):
             self._lose(now, "worker silent")
+        owed = self._scheduler.ready and self._scheduler.awaits_answer
+        if owed and now - self._owed_since > self._config.tick_timeout_s + _ANSWER_GRACE_S:
+            self._lose(now, "a tick was not answered")
 
     def schedule(self, now: float) -> None:
         """Send every tick that may be in flight."""
+        if not self._scheduler.awaits_answer:
+            self._owed_since = now
         while (plan := self._scheduler.plan(now)) is not None:
             peer = self._link.welcomed
             assert peer is not None
@@ -78,6 +85,10 @@ class Crew:
 
     def _result(self, result: TickResult, now: float) -> None:
         if result.broker_id != self._link.broker_id:
+            return
+        self._owed_since = now
+        if self._scheduler.overtaken(result):
+            self._lose(now, "a tick was not answered")
             return
         self._delivery.take(self._scheduler.complete(result, now), now)
         if result.error:
@@ -99,13 +110,13 @@ class Crew:
         )
 
     def _hello(self, hello: WorkerHello, now: float) -> None:
+        if self._scheduler.ready:  # its old connection is gone, and with it what was sent there
+            self._delivery.take(self._scheduler.worker_lost(now, "worker came back"), now)
         refusal = self._unfit(hello)
         if refusal is not None:
             _log.error("worker_refused", reason=refusal[0], why=refusal[1], pid=hello.pid)
             self._link.refuse(*refusal)
             return
-        if self._scheduler.ready:
-            self._delivery.take(self._scheduler.worker_lost(now, "worker came back"), now)
         if not self._link.welcome(hello):
             self._link.forget()
             return

@@ -58,6 +58,8 @@ class Delivery:
     def _emitted(self, stream: Stream, event: Emitted, now: float) -> None:
         if stream.done is not None:  # the stop string was completed by an earlier token of this very result
             return
+        if event.index == 0:
+            stream.recipe = self._scheduler.facts.recipe_fingerprint
         stopped = stream.append(event, now)
         self._notice(stream)
         if stopped:

@@ -47,6 +47,7 @@ class Prepared:
             deadline=None if request.deadline_s is None else now + request.deadline_s,
             emitted=len(self.emitted),
             resumed=resumed,
+            recipe=request.recipe if len(self.emitted) else "",
         )
 
 

@@ -61,6 +61,7 @@ class Publisher:
         self._replay.set(zmq.MAXMSGSIZE, _MAX_QUERY_BYTES)
         self._replay.bind(directory.replay)
         self.bad_queries = 0
+        self.bad_subscriptions = 0
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -77,9 +78,8 @@ class Publisher:
 
     def serve(self) -> None:
         """Answer subscriptions with the last value, and replay queries with what is kept."""
-        for frame in _burst(self._out):
-            if frame[0][:1] == b"\x01":
-                self._greet(frame[0][1:])
+        for frames in _burst(self._out):
+            self._subscribed(frames)
         for query in _burst(self._replay):
             self._answer(query)
 
@@ -87,6 +87,14 @@ class Publisher:
         """Close both sockets."""
         self._out.close()
         self._replay.close()
+
+    def _subscribed(self, frames: list[bytes]) -> None:
+        """1 and a prefix subscribes, 0 ends that (the socket sees to it); anything else means nothing."""
+        kind = frames[0][:1]
+        if len(frames) != 1 or kind not in (b"\x00", b"\x01"):
+            self.bad_subscriptions += 1
+        elif kind == b"\x01":
+            self._greet(frames[0][1:])
 
     def _greet(self, prefix: bytes) -> None:
         for name in _LAST_VALUE:

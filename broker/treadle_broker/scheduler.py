@@ -65,7 +65,9 @@ class Scheduler:
         accepted, decisions = self._admission.submit(jobs, now)
         for session in accepted:
             self._deadlines.watch(session)
-            if session.emitted >= session.job.max_new_tokens:  # resumed, and only its end was missing
+            if self._ready and session.is_of_another(self._roster.facts.recipe_fingerprint):
+                self._promoted.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
+            elif session.emitted >= session.job.max_new_tokens:  # resumed, and only its end was missing
                 self._promoted.append(self._finish(session, DoneReason.LENGTH, ""))
             elif session.state is not State.QUEUED:
                 self._promoted.append(Promoted(session.key, 0.0))
@@ -142,7 +144,7 @@ class Scheduler:
 
     def take_promoted(self) -> list[Event]:
         """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live; and the ends
-        of resumed sessions that had nothing left to generate.
+        of resumed sessions that had nothing left to generate, or were begun with another recipe.
         """
         promoted, self._promoted = self._promoted, []
         live = self._roster.sessions
@@ -171,6 +173,15 @@ class Scheduler:
             self._pace.prefilled(sent.plan.prefill_tokens, result.timings.total_s)
         elif sent.plan.decode:
             self._pace.decoded(result.timings.total_s)
+
+    def overtaken(self, result: TickResult) -> bool:
+        """Whether a later tick in flight is answered before the oldest one is: that answer will not come any more."""
+        return any(sent.plan.tick_id == result.tick_id for sent in self._inflight.after_oldest())
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a tick is in flight."""
+        return len(self._inflight) > 0
 
     def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
         plan = Plan(
@@ -208,9 +219,6 @@ class Scheduler:
         Sessions that have emitted tokens of another recipe end, and waiting ones that can no longer fit.
         """
         roster = self._roster
-        changed = bool(roster.facts.recipe_fingerprint) and (
-            facts.recipe_fingerprint != roster.facts.recipe_fingerprint
-        )
         roster.facts = facts
         roster.budget = budget or roster.budget
         self._retry.seed(facts.decode_tick_s)
@@ -218,7 +226,7 @@ class Scheduler:
         self._ready = True
         events: list[Event] = []
         for session in list(roster.sessions.values()):
-            if changed and session.emitted:
+            if session.is_of_another(facts.recipe_fingerprint):
                 events.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
             elif not roster.can_ever_fit(session):
                 events.append(self._finish(session, DoneReason.FAILED, "does_not_fit"))

@@ -247,6 +247,7 @@ class Broker:
             "strangers": self._link.strangers,
             "stale_results": self._scheduler.stale_results,
             "bad_replay_queries": self._publisher.bad_queries,
+            "bad_subscriptions": self._publisher.bad_subscriptions,
         }
 
     def _router(self, endpoint: str) -> zmq.Socket[bytes]:

@@ -22,7 +22,7 @@ class Job:
     """What a client asks for, in lengths. Times are absolute on the scheduler's clock; None is no bound.
 
     ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
-    so the queue's bounds do not turn it away again.
+    so the queue's bounds do not turn it away again. ``recipe``: what they were computed with, where that is known.
     """
 
     client: str
@@ -34,6 +34,7 @@ class Job:
     deadline: float | None = None
     emitted: int = 0
     resumed: bool = False
+    recipe: str = ""
 
     @property
     def need_tokens(self) -> int:
@@ -72,7 +73,7 @@ class Session:
     *emitted* ones are confirmed by a result. Between the two lies what a failed tick takes back.
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
-    after an eviction since it last emitted a token.
+    after an eviction since it last emitted a token. ``recipe`` is what its emitted tokens were computed with.
     """
 
     key: SessionKey
@@ -93,10 +94,16 @@ class Session:
     lone_deaths: int = 0
     emitted_at_death: int = 0
     misses: int = 0
+    recipe: str = ""
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:
         self.emitted = self.tokens_planned = self.emitted_at_death = self.job.emitted
+        self.recipe = self.job.recipe
+
+    def is_of_another(self, recipe: str) -> bool:
+        """Whether its tokens so far were computed with another recipe, so that it must not go on with this one."""
+        return self.emitted > 0 and self.recipe not in ("", recipe)
 
     def move(self, state: State) -> None:
         """Enter ``state``. Raises IllegalTransition."""

@@ -103,6 +103,7 @@ class Settlement:
             return
         if session.state is not State.DECODING:
             session.move(State.DECODING)
+        session.recipe = session.recipe or self._roster.facts.recipe_fingerprint
         session.emitted += 1
         session.misses = 0
         self._roster.suspects.clear(session)

@@ -6,6 +6,7 @@ import argparse
 import os
 import resource
 from collections.abc import Sequence
+from pathlib import Path
 
 import zmq
 
@@ -15,6 +16,7 @@ from treadle_broker.tick_log import open_tick_log
 from treadle_shared.config import NodeConfig, read_node_config
 from treadle_shared.errors import EXIT_CONFIG, ConfigError, ModelError, RuntimeDirError
 from treadle_shared.log import get_logger, set_up_logging
+from treadle_shared.modelfile import check_model
 from treadle_shared.notify import Notifier
 from treadle_shared.rundir import NodeLock, RuntimeDir, find_runtime_dir
 
@@ -69,6 +71,7 @@ def _tokenizer(config: NodeConfig) -> Tokenizer:
         return ByteTokenizer()
     if not config.model:
         raise ConfigError("model", "no model file is named")
+    check_model(Path(config.model))  # the vocabulary of a file that is cut short can often be read
     return VocabTokenizer(config.model)
 
 

@@ -69,6 +69,7 @@ class Status:
             "kv_drift_rows": self._scheduler.kv_drift_rows,
             "kv_bytes_peak": self._scheduler.kv_rows_peak * self._scheduler.facts.kv_bytes_per_token,
             "cache_misses": self._scheduler.cache_misses,
+            "worker_welcomes": self._link.welcomes,
             "limits": self._limits(),
             "telemetry": self._scheduler.telemetry(now).to_dict(),
         }

@@ -40,6 +40,7 @@ class Stream:
         self.sequence = array("i", prompt)
         self.prompt_tokens = len(prompt)
         self.max_tokens = max_tokens
+        self.recipe = ""  # what its tokens are computed with, once that is known
         self.admission: AdmissionDecision | None = None
         self.reader: tuple[bool, bytes] | None = None  # the address of the connection that reads it
         self.sent = 0
@@ -130,6 +131,7 @@ class Stream:
             tokens=pack_tokens(self.sequence[first : self.prompt_tokens + end]),
             text="".join(self._parts[self.sent : end]),
             logprobs=self._logprobs[self.sent : end],
+            recipe="" if self.sent else self.recipe,
         )
         return delta, end
 
@@ -146,6 +148,7 @@ class Stream:
             key=self.secret,
             prompt_tokens=self.prompt_tokens,
             max_tokens=self.max_tokens,
+            recipe=self.recipe,
         )
 
     def _timings(self, now: float) -> SessionTimings:

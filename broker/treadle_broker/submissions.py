@@ -212,6 +212,7 @@ class Submissions:
             key, item.secret, item.prompt, item.request, item.params, item.max_tokens, self._tokenizer, now
         )
         stream.admission = admission
+        stream.recipe = (item.request.recipe if item.emitted else "") or self._scheduler.facts.recipe_fingerprint
         stream.reader = connection.address
         connection.streams[stream] = None
         self._library.add(stream)

@@ -26,6 +26,9 @@ from treadle_shared.ticks import (
 
 _BURST = 64  # frames read in one turn of the loop: a flood cannot hold it
 
+_DOUBT_S = 1.0  # how long after a connection's end the worker's is looked at
+_LOOK_S = 0.05  # and how often: a worker that lives ignores a probe
+
 
 @dataclass(slots=True)
 class Peer:
@@ -50,7 +53,10 @@ class WorkerLink:
         self.broker_id = broker_id
         self.malformed = 0
         self.strangers = 0
+        self.welcomes = 0
         self._silence_s = silence_s
+        self._doubt_until = 0.0
+        self._next_look = 0.0
         self._peer: Peer | None = None
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
@@ -94,6 +100,7 @@ class WorkerLink:
         assert self._peer is not None
         self._peer.hello = hello
         self._peer.phase = "ready"
+        self.welcomes += 1
         return self._send(
             self._peer.identity,
             WorkerWelcome(
@@ -119,14 +126,16 @@ class WorkerLink:
         """Whether nothing was heard of the worker for too long."""
         return self._peer is not None and now - self._peer.heard_at > self._silence_s
 
-    def disconnected(self) -> bool:
-        """Whether some connection to this socket ended, and the worker's is gone."""
-        ended = False
+    def disconnected(self, now: float) -> bool:
+        """Whether some connection to this socket ended, and the worker's is gone. The end of a connection is told a
+        moment before nothing can be sent on it any more, so it is looked for again for a while.
+        """
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
-            ended = True
-        if not ended or self._peer is None:
+            self._doubt_until, self._next_look = now + _DOUBT_S, now
+        if self._peer is None or not self._next_look <= now <= self._doubt_until:
             return False
+        self._next_look = now + _LOOK_S
         return not self._send(self._peer.identity, Probe(broker_id=self.broker_id))
 
     def close(self) -> None:
@@ -161,6 +170,7 @@ class WorkerLink:
         if isinstance(message, WorkerBye):
             return False
         if self._occupied(message):
+            self.strangers += 1
             self._send(identity, WorkerRefused(reason="busy", message="another worker serves this node"))
             return False
         if isinstance(message, WorkerHello):

@@ -1,7 +1,7 @@
 """Sessions whose connection was lost, until a broker takes them back.
 
-The client sends the request again with what it holds: the key, the seed and the tokens that came. A broker that
-still runs the session goes on from there; a new one rebuilds it and goes on.
+The client sends the request again with what it holds: the key, the seed, the tokens that came and the recipe they were
+computed with. A broker that still runs the session goes on from there; a new one rebuilds it and goes on.
 """
 
 from __future__ import annotations
@@ -96,4 +96,5 @@ def resumed_request(stream: Stream) -> calls.Request:
         max_tokens=decision.max_tokens,
         params=msgspec.structs.replace(request.params, seed=decision.seed),
         emitted=pack_tokens(stream.tokens),
+        recipe=stream.recipe if stream.tokens else "",
     )

@@ -36,6 +36,7 @@ class Stream:
         self.done: Done | None = None
         self.end: SessionEnded | None = None  # the error that ``done`` stands for
         self.error: TreadleError | None = None
+        self.recipe = ""  # what the tokens were computed with, for whoever resumes them
         self.cancelled_here = False  # this caller asked for the end, so it is no error
         self.on_change: Change = nothing_to_tell
 
@@ -59,6 +60,8 @@ class Stream:
     def decide(self, decision: calls.Decision) -> None:
         """The node's answer to the submission."""
         self.decision = decision
+        if not self.tokens:
+            self.recipe = decision.recipe
         self.on_change()
 
     def fail(self, error: TreadleError) -> None:
@@ -92,6 +95,7 @@ class Stream:
             self.fail(MalformedMessage(f"the stream went on at token {message.index}, but {have} had come", "index"))
             return
         logprobs = tuple(_logprob(item) for item in message.logprobs)
+        self.recipe = message.recipe or self.recipe
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)
         if message.text:

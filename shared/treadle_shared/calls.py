@@ -50,7 +50,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     the same decision. ``stop`` strings end the answer and are not part of it.
 
     ``emitted`` resumes a session: the tokens of its answer that the client holds (an int32 array, perhaps empty), with
-    the ``key`` and all the parameters that its first acceptance told. The answer goes on after them.
+    the ``key`` and all the parameters that its first acceptance told. The answer goes on after them. ``recipe`` is what
+    they were computed with, as the acceptance or the first delta told: a node of another recipe ends the session.
     """
 
     prompt: Text | None = None
@@ -67,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     queue_timeout_s: Timeout | None = None
     deadline_s: Timeout | None = None
     emitted: Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)] | None = None
+    recipe: Name = ""
 
 
 # ---- client to broker
@@ -146,13 +148,17 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True, forbid_u
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One admission decision with what the client needs to own the session: seed, key, prompt length."""
+    """One admission decision with what the client needs to own the session: seed, key, prompt length.
+
+    ``recipe`` is the fingerprint of what the node computes with; empty while no worker has told it yet.
+    """
 
     admission: AdmissionDecision
     seed: int = 0
     key: bytes = b""
     prompt_tokens: Count = 0
     max_tokens: Count = 0
+    recipe: Name = ""
 
 
 class Decisions(msgspec.Struct, frozen=True, tag="decisions", kw_only=True, forbid_unknown_fields=True):
@@ -236,7 +242,8 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Delta(msgspec.Struct, frozen=True, tag="delta", kw_only=True, forbid_unknown_fields=True):
     """New tokens, the first of which is number ``index`` of the answer, and the text they completed.
 
-    ``text`` may be empty (a character is not complete, or a stop string may have begun).
+    ``text`` may be empty (a character is not complete, or a stop string may have begun). The delta that begins the
+    answer tells the ``recipe`` of all its tokens.
     """
 
     session_id: Name
@@ -245,6 +252,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta", kw_only=True, forbid_unkno
     tokens: TokenBytes
     text: str
     logprobs: list[Logprob] = []
+    recipe: Name = ""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ Token = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Detail = Annotated[str, Meta(max_length=MAX_DETAIL)]
 TokenBytes = Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)]
-Seconds = Annotated[float, Meta(ge=0.0)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 class PrefillRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

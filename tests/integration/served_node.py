@@ -70,6 +70,16 @@ class ServedNode:
         except Unavailable:
             return {"ready": False, "pids": {}}
 
+    def pids(self) -> dict[str, int]:
+        """The process ids of a node that has both processes; on a busy machine its broker may take a moment to tell."""
+
+        def told() -> dict[str, int] | None:
+            pids = self.status()["pids"]
+            return pids if pids.get("worker") else None
+
+        found: dict[str, int] = wait_for(told, "both processes are told")
+        return found
+
     def ready_without(self, name: str, pid: int) -> dict[str, Any] | None:
         """The facts once the node is ready with another process in this one's place."""
         facts = self.status()

@@ -80,22 +80,6 @@ def test_a_stale_socket_file_is_no_obstacle(make_node: Any) -> None:
     node.start().wait_ready()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"just some text, renamed\n" * 50])
-@pytest.mark.parametrize("process", ["broker", "worker"])
-def test_a_model_that_cannot_be_loaded_is_exit_78_and_one_line(
-    make_node: Any, tmp_path: Path, content: bytes | None, process: str
-) -> None:
-    model = tmp_path / "broken.gguf"
-    if content is not None:
-        model.write_bytes(content)
-    node = make_node(model=str(model)).start(process)
-    assert node.processes[process].wait(30) == 78
-    errors = [line for line in node.log(process).splitlines() if '"error"' in line]
-    assert len(errors) == 1
-    assert "broken.gguf" in errors[0]
-    assert "Traceback" not in node.log(process)
-
-
 def test_an_absurd_setting_is_refused_by_name(tmp_path: Path) -> None:
     directory = tmp_path / "node"
     directory.mkdir(mode=0o700)

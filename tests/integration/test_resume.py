@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from real_node import RealNode, wait_for
 
-from treadle import AsyncClient, Recovering, Unavailable
+from treadle import AsyncClient, Recovering, SessionFailed, Unavailable
+from treadle_shared.config import config_to_toml
 
 OPTIONS: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.8, "seed": 5}
 
@@ -74,6 +76,26 @@ def test_a_session_that_no_broker_takes_back_fails_in_time(node: RealNode) -> No
         node.kill("broker")
         with pytest.raises(Unavailable):
             session.result(timeout=10)
+
+
+@pytest.mark.parametrize("order", [("broker", "worker"), ("worker", "broker")])
+def test_a_node_that_came_back_with_another_recipe_ends_the_session_instead_of_mixing(
+    node: RealNode, order: tuple[str, str]
+) -> None:
+    with node.client(resume=True) as client:
+        session = client.generate("abc", **OPTIONS)
+        young = client.generate("no token yet", **{**OPTIONS, "max_tokens": 5}, session_id="young")
+        quiet = young.result()
+        wait_for(lambda: len(session.tokens) > 30, "tokens flow")
+        for name in ("broker", "worker"):
+            node.kill(name)
+            node.processes[name].wait()
+        config = msgspec.structs.replace(node.config, reference_seed=1)
+        (node.path / "node.toml").write_text(config_to_toml(config))
+        node.start(order[0]).start(order[1])
+        with pytest.raises(SessionFailed, match="recipe_changed"):
+            session.result(timeout=60)
+        assert client.generate("no token yet", **{**OPTIONS, "max_tokens": 5}).result() != quiet
 
 
 def test_the_asynchronous_twin_resumes_too(node: RealNode) -> None:

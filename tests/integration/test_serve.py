@@ -121,7 +121,7 @@ def test_a_killed_worker_is_replaced_and_streams_go_on(serve: Serve) -> None:
         quiet = client.generate("x", **LONG).result()
         session = client.generate("x", **LONG)
         wait_for(lambda: len(session.tokens) > 10, "tokens flow")
-        pid = node.status()["pids"]["worker"]
+        pid = node.pids()["worker"]
         _kill(pid)
         assert session.result(30.0) == quiet
     wait_for(lambda: node.ready_without("worker", pid), "the node is ready with another worker")
@@ -134,7 +134,7 @@ def test_a_killed_broker_is_replaced_and_clients_come_back(serve: Serve) -> None
     node = serve().wait_ready()
     with node.client() as client:
         session = client.generate("x", **LONG)
-        pids = node.status()["pids"]
+        pids = node.pids()
         _kill(pids["broker"])
         with pytest.raises(Unavailable):
             session.result(10.0)
@@ -153,7 +153,7 @@ def test_a_killed_broker_is_replaced_and_clients_come_back(serve: Serve) -> None
 
 def test_no_child_outlives_a_killed_supervisor(serve: Serve) -> None:
     node = serve().wait_ready()
-    pids = node.status()["pids"]
+    pids = node.pids()
     node.signal(signal.SIGKILL)
     assert node.wait() == -signal.SIGKILL
     wait_for(lambda: not any(is_alive(pid) for pid in pids.values()), "broker and worker end too")
@@ -180,7 +180,7 @@ def test_a_second_signal_kills(serve: Serve) -> None:
     node = serve(*REFERENCE, "--drain-timeout-s", "3600").wait_ready()
     with node.client() as client:
         session = client.generate("x", max_tokens=4000, ignore_eos=True)
-        pids = node.status()["pids"]
+        pids = node.pids()
         node.signal(signal.SIGTERM)
         wait_for(lambda: any(line.endswith("draining") for line in node.said), "the drain has begun")
         time.sleep(2 * ECHO_S)  # an earlier one would be taken for an echo of the first

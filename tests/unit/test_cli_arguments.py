@@ -211,7 +211,7 @@ def test_a_missing_demo_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_model_is_known_to_the_children_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))  # no tensors, no metadata
     monkeypatch.chdir(tmp_path)
     assert with_model(NodeConfig(model="m.gguf")).model == str(tmp_path / "m.gguf")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+from treadle_shared.modelfile import model_files
 from treadle_worker.llama.fingerprint import block_offsets, fingerprint, hash_files
-from treadle_worker.llama.gguf import model_files
 
 MIB = 1 << 20
 GIB = 1 << 30

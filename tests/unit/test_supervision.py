@@ -24,6 +24,16 @@ def test_progress_begins_a_new_story() -> None:
         policy.progressed()
 
 
+def test_a_child_that_starts_well_and_dies_by_what_it_is_asked_is_started_again_and_soon() -> None:
+    policy = RestartPolicy()
+    delays = []
+    for _ in range(10 * MAX_FRUITLESS):
+        delays.append(policy.died(-9))
+        policy.lived()
+    assert delays[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert set(delays[3:]) == {4 * FIRST_DELAY_S}
+
+
 def test_a_configuration_that_cannot_work_is_never_tried_again() -> None:
     policy = RestartPolicy()
     assert policy.died(78) is None

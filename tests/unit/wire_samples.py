@@ -86,7 +86,7 @@ FROM_CLIENT: list[calls.FromClient] = [
                 deadline_s=30.0,
             ),
             calls.Request(messages=[calls.ChatMessage(role="user", content="Hi")]),
-            calls.Request(tokens=TOKENS),
+            calls.Request(tokens=TOKENS, key=KEY, emitted=TOKENS, recipe="r-1"),
         ],
     ),
     calls.Cancel(rid=2, session_id="s-1", epoch=2, key=KEY),
@@ -101,7 +101,7 @@ TO_CLIENT: list[calls.ToClient] = [
     calls.Welcome(major=1, minor=0, boot_id="b-1"),
     calls.Decisions(
         rid=1,
-        decisions=[calls.Decision(admission=DECISION, seed=42, key=KEY, prompt_tokens=3, max_tokens=64)],
+        decisions=[calls.Decision(admission=DECISION, seed=42, key=KEY, prompt_tokens=3, max_tokens=64, recipe="r-1")],
     ),
     calls.Cancelled(rid=2, found=True),
     calls.Attached(rid=3, found=False),
@@ -118,6 +118,7 @@ TO_CLIENT: list[calls.ToClient] = [
         tokens=TOKENS,
         text=" 歪",
         logprobs=[calls.Logprob(token=1, logprob=-0.5, top=[(1, -0.5), (9, -1.25)])],
+        recipe="r-1",
     ),
     calls.Done(
         session_id="s-1",

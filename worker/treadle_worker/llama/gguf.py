@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from treadle_shared.errors import ModelError
+from treadle_shared.modelfile import check_model, model_files
 from treadle_worker.llama.library import Library
-
-_MAGIC: Final = b"GGUF"
-_SPLIT: Final = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 
 
 class _InitParams(ctypes.Structure):
@@ -35,40 +32,15 @@ class GgufSummary:
 
 def inspect_model(library: Library, path: Path) -> GgufSummary:
     """Look at a model's header and size. Raises ModelError with one sentence that says what is wrong."""
+    check_model(path)
     files = model_files(path)
     types: set[int] = set()
     total = 0
     for file in files:
-        _check_file(file)
         file_types, file_bytes = _read_tensors(library, file)
         types |= file_types
         total += file_bytes
     return GgufSummary(files, frozenset(types), total)
-
-
-def model_files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or all parts where its name is ``…-00001-of-0000N.gguf``."""
-    match = _SPLIT.match(path.name)
-    if match is None:
-        return (path,)
-    total = int(match["total"])
-    return tuple(path.with_name(f"{match['stem']}-{part:05d}-of-{match['total']}.gguf") for part in range(1, total + 1))
-
-
-def _check_file(path: Path) -> None:
-    try:
-        if path.is_dir():
-            raise ModelError(f"{path}: is a directory, not a model file")
-        with path.open("rb") as stream:
-            magic = stream.read(len(_MAGIC))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if not magic:
-        raise ModelError(f"{path}: the file is empty")
-    if magic != _MAGIC:
-        raise ModelError(f"{path}: is not a GGUF file")
 
 
 def _read_tensors(library: Library, path: Path) -> tuple[set[int], int]:
