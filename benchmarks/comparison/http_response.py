@@ -85,7 +85,7 @@ class HttpResponse:
         return bytes(content)
 
     def _split(self, content: bytes) -> list[bytes]:
-        self._lines += content.replace(b"\r\n", b"\n")
+        self._lines = (self._lines + content).replace(b"\r\n", b"\n")
         if len(self._lines) > MAX_EVENT:
             raise MalformedResponseError("an event without an end")
         *events, rest = bytes(self._lines).split(b"\n\n")

@@ -74,7 +74,7 @@ def build_peers(cache: Path, say: Say) -> Peers:
     if _built(build):
         return peers
     _check_tools()
-    log = build.with_suffix(".log")
+    log = cache / f"build-{version}.log"
     with log.open("w") as output:
         say(f"configuring llama.cpp (log: {log})")
         llama = source / "vendor" / "llama.cpp"

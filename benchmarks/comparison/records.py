@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,10 @@ class Records:
         return sorted(found, key=lambda record: record.key.pair)
 
     def _read(self) -> None:
-        head, *rest = _objects(self.file.read_text().splitlines())
+        text = self.file.read_text()
+        if not text.endswith("\n"):  # the machine went down in the middle of a line
+            self.file.write_text(text := text[: text.rfind("\n") + 1])
+        head, *rest = [json.loads(line) for line in text.splitlines()] or [{}]
         if head.get("facts") != self.facts:
             raise BenchmarkError(
                 f"{self.file} holds results of other circumstances ({head.get('facts')}, now {self.facts}); "
@@ -66,17 +69,6 @@ class Records:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Every line that is whole: the last one may have been cut off when the machine went down."""
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found or [{}]
 
 
 def _record(line: dict[str, Any]) -> Record:
