@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ def main() -> int:
     """Run a suite; 0 also where time ran out, 1 where something is missing."""
     options = _options()
     progress = Progress()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
     try:
         if options.suite == COST:
             _cost(options, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from comparison.capacity import capacities, is_trial
@@ -12,6 +12,10 @@ from comparison.ratios import Range, better, paired_ratios, values
 from comparison.records import Record, Records
 
 _MINE: Final = (TREADLE, TREADLE_ITL)
+_WORKER_HEADS: Final = (
+    "decode", "prefill", "sampling", "worker's rest", "no tick to run", "ticks", "decode rows a tick",
+    "prefill rows a tick",
+)  # fmt: skip
 _NOTHING: Final = "-"
 
 
@@ -28,6 +32,9 @@ def report(records: Records, figures: Sequence[Figure], title: str) -> str:
     if ratios := list(_ratio_rows(records, [figure for figure in figures if figure.rated])):
         parts.append("Ratios of the pairs:")
         parts.append(table(("load", "system", "figure", "to", "ratio", "runs"), ratios))
+    if spent := list(_worker_rows(records)):
+        parts.append("Where Treadle's worker spent the wall time, % of it (one run of each load, the last):")
+        parts.append(table(("load", "system", *_WORKER_HEADS), spent))
     if problems := list(_problems(records.records)):
         parts.append("Not all went well: " + "; ".join(problems))
     return "\n\n".join(parts) + "\n"
@@ -77,6 +84,22 @@ def _ratios(records: Records, load: str, system: str, figure: Figure) -> Iterato
         if found := paired_ratios(mine, theirs := records.of(load, peer), figure.key):
             marked = f"**{peer}**" if peer == best else peer
             yield [load, system, figure.title, marked, found.text(2), str(min(len(mine), len(theirs)))]
+
+
+def _worker_rows(records: Records) -> Iterator[list[str]]:
+    for load in loads(records.records):
+        for system in (name for name in systems(records.records, load) if name in _MINE):
+            figures = records.of(load, system)[-1].figures
+            if figures.get("worker_ticks"):
+                yield [load, system, *_worker_shares(figures)]
+
+
+def _worker_shares(figures: Mapping[str, Any]) -> list[str]:
+    """Shares of the wall time, what is left of it, and the rows of a tick."""
+    parts = [figures[f"worker_{name}_s"] / figures["wall_s"] for name in ("decode", "prefill", "sample", "rest")]
+    ticks = figures["worker_ticks"]
+    rows = [f"{figures[f'worker_{name}_rows'] / ticks:.1f}" for name in ("decode", "prefill")]
+    return [*(f"{100 * part:.1f}" for part in (*parts, 1 - sum(parts))), f"{ticks:.0f}", *rows]
 
 
 def _problems(records: Sequence[Record]) -> Iterator[str]:

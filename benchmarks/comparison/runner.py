@@ -57,9 +57,11 @@ class Runner:
     async def _do(self, experiment: Experiment, system: System, pair: int) -> dict[str, Any]:
         async with system.run(self.setting(experiment)) as running:
             await running.ask(_WARM_UP, Trace(time.perf_counter()))
+            running.account.begin()
             before = _Costs.of(running)
             traces = await experiment.drive(running.ask, Prompts(self.tokenize, SEED + pair))
             costs = _Costs.of(running).since(before, running, self.threads)
+            costs |= running.account.figures()
         figures = experiment.measure(traces) | costs
         failure = first_failure(traces)
         return {name: _rounded(value) for name, value in figures.items()} | ({"failure": failure} if failure else {})

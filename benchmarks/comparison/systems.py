@@ -43,6 +43,17 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Account:
+    """What a system tells of its own work, beside what is seen of it from outside: nothing, unless it can."""
+
+    def begin(self) -> None:
+        """What was before this does not count."""
+
+    def figures(self) -> dict[str, float]:
+        """What has been since."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A started system: how to ask it, and its processes by name; ``model`` is the one that computes."""
@@ -50,6 +61,7 @@ class Running:
     ask: Ask
     pids: Mapping[str, int]
     model: str
+    account: Account = field(default_factory=Account)
 
 
 class System(ABC):

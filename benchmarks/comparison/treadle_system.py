@@ -7,14 +7,17 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from comparison.names import TREADLE
 from comparison.systems import Running, Setting, System, process, ready
+from comparison.tick_account import TickAccount
 from comparison.treadle_driver import TreadleDriver
 from treadle import AsyncClient
 from treadle.errors import TreadleError
 from treadle_shared.config import NodeConfig
+
+KEPT_EVENTS: Final = 1 << 14  # a tick makes three; the longest run has some 4,000
 
 
 class Treadle(System):
@@ -45,7 +48,8 @@ class Treadle(System):
                 await ready(child, log, lambda: _is_ready(directory), self.name)
                 async with AsyncClient(directory) as client:
                     pids = (await client.status())["pids"]
-                    yield client, Running(TreadleDriver(client).ask, {**pids, "supervisor": child.pid}, "worker")
+                    pids["supervisor"] = child.pid
+                    yield client, Running(TreadleDriver(client).ask, pids, "worker", TickAccount(directory))
 
     def _settings(self, setting: Setting) -> dict[str, Any]:
         engine = {"model": setting.model, "numerics": setting.numerics, "threads": setting.threads}
@@ -55,6 +59,7 @@ class Treadle(System):
             "max_sessions": setting.sessions,
             "session_tokens": setting.session_tokens,
             "queue_depth": setting.queue_depth,
+            "telemetry_replay": KEPT_EVENTS,
         }
 
 

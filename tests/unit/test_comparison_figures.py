@@ -23,6 +23,7 @@ from comparison.ratios import Range, better, paired_ratios
 from comparison.records import Record, Records
 from comparison.report import report
 from comparison.schedule import RunKey, in_pairs, still_to_do
+from comparison.tick_account import account
 from comparison.trace import Outcome, Trace
 
 
@@ -88,6 +89,16 @@ def test_cpu_outside_the_model_leaves_out_the_busiest_threads() -> None:
     spent = after.since(before)
     assert spent.total_s == 8.0
     assert spent.outside_model(2) == 1.5  # the rest includes what ended threads used
+
+
+def test_a_worker_accounts_for_decode_prefill_sampling_and_the_rest() -> None:
+    sent = {"event": "sent", "decode": 3, "prefill": [100, 28]}
+    decode = {"event": "ran", "part": 0, "engine_s": 0.5, "sample_s": 0.125, "total_s": 0.75}
+    prefill = {"event": "ran", "part": 1, "engine_s": 0.25, "sample_s": 0.0, "total_s": 0.25}
+    assert account([sent, decode, prefill]) == {
+        "worker_ticks": 1, "worker_decode_rows": 3, "worker_prefill_rows": 128, "worker_decode_s": 0.5,
+        "worker_prefill_s": 0.25, "worker_sample_s": 0.125, "worker_rest_s": 0.125,
+    }  # fmt: skip
 
 
 # ---- loads
