@@ -10,7 +10,12 @@ SECONDS ?= 600
 SEED ?= 1
 ENGINE ?= reference
 
-.PHONY: run test test-unit lint units bench-cost chaos soak recovery stalled clean
+SUITE ?= closed
+CASE ?=
+PAIRS ?= 5
+QUICK ?=
+
+.PHONY: run test test-unit lint units bench bench-cost chaos soak recovery stalled clean
 
 run: $(VENV)/.run-ready ## start a node and stream eight chats at once
 	@$(VENV_BIN)/treadle demo
@@ -28,6 +33,9 @@ lint: $(VENV)/.unit-ready
 
 units: ## systemd units for an installation: make units BIN=/opt/treadle/bin [OUT=dir]
 	$(PYTHON) systemd/render.py --bin "$(BIN)" --out "$(OUT)"
+
+bench: $(VENV)/.test-ready ## beside other servers: make bench SUITE=closed|staggered|open|overload|long|prefix|turns|cost [CASE=q4_1-exact] [PAIRS=5] [QUICK=1]
+	$(VENV_BIN)/python benchmarks/compare.py --suite $(SUITE) --pairs $(PAIRS) $(if $(CASE),--case $(CASE)) $(if $(QUICK),--quick)
 
 bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost a tick
 	$(VENV_BIN)/python benchmarks/scheduler_cost.py
