@@ -206,7 +206,7 @@ class Admission:
         return job.resumed and len(self._roster.queue) < budget.max_active + budget.queue_depth
 
     def _retry_after(self, client: str, now: float) -> float:
-        seated = self._roster.slots.sessions()
+        seated = self._roster.running()
         head = self._roster.queue.head()
         typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
         mean_job = sum(typical) / max(len(typical), 1)
@@ -216,7 +216,8 @@ class Admission:
     def _ticks_left(self, session: Session) -> int:
         chunk = self._roster.budget.max_prefill_tokens_per_tick
         prefill = -(-max(session.prefill_left, 0) // chunk)
-        return prefill + session.job.max_new_tokens - session.tokens_planned
+        ticks = prefill + session.job.max_new_tokens - session.tokens_planned
+        return int(ticks * self._roster.sharing)
 
     # ---- groups
 

@@ -128,4 +128,5 @@ def _result(record: Completed) -> TickResult:
         error="recorded" if record.error else "",
         error_code=record.error_code,
         kv_tokens=record.kv_tokens,
+        unparked=record.unparked,
     )
