@@ -32,6 +32,7 @@ class Parking:
         self.engine_bytes = 0
         self.bytes_held = 0
         self._places: dict[Session, _Place | None] = {}
+        self._fresh: set[Session] = set()
         self._kept: dict[int, Session] = {}
         self._sizes: dict[int, int] = {}
         self._due_park: dict[int, PlannedPark] = {}
@@ -51,9 +52,11 @@ class Parking:
         return self._places.get(session) is not None
 
     def may_return(self, session: Session) -> bool:
-        """Whether a slot is of use to the session now: not before the last rows of its turn are answered, and the
-        engine has its KV safe.
+        """Whether a slot is of use to the session now: not in the tick that ends its turn, and not before the last
+        rows of the turn are answered and the engine has its KV safe.
         """
+        if session in self._fresh:
+            return False
         place = self._places.get(session)
         return place is None or (place.settled and session.rows_planned == session.rows_done)
 
@@ -63,6 +66,7 @@ class Parking:
         """The session gives up ``slot``; its KV will wait in at most ``size`` bytes."""
         gen = session.gen
         self._places[session] = _Place(gen)
+        self._fresh.add(session)
         self._kept[gen] = session
         self._sizes[gen] = size
         self.bytes_held += size
@@ -70,6 +74,10 @@ class Parking:
 
     def drop(self, session: Session) -> None:
         """The session gives up its slot, and its KV with it."""
+        self._fresh.add(session)
+        self._drop(session)
+
+    def _drop(self, session: Session) -> None:
         self.parks += 1
         self.drops += 1
         self._places[session] = None
@@ -102,6 +110,7 @@ class Parking:
 
     def take(self, release: tuple[int, ...] = ()) -> Moves:
         """What the next tick parks, restores and discards, beside the slots it releases."""
+        self._fresh.clear()
         if not self.due:
             return Moves(release, (), (), ())
         parks, restores = tuple(self._due_park.values()), tuple(self._due_restore.values())
@@ -149,7 +158,7 @@ class Parking:
             return
         if missing:
             del self._kept[gen]
-            self.drop(session)
+            self._drop(session)
         else:
             self.parks += 1
             place.settled = True

@@ -27,10 +27,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     ``min_prefill_rows``: the fewest prompt tokens of one sequence that may run together (2 where a lone row
     takes other kernels; a prompt of one token is exempt). ``replay_decode``: emitted tokens must be rebuilt
     one decode row at a time for their bits to repeat; else they are prefilled. ``prefill_tokens_per_s`` and
-    ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better.
-    A parked sequence takes at most ``parked_bytes_each`` and ``parked_bytes_per_token`` for each row (0: the engine cannot
-    park); ``park_tokens_per_s`` is how many rows a second it moves out and back in again (0: not measured, as good
-    as free).
+    ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better. A parked sequence takes at most
+    ``parked_bytes_each`` and ``parked_bytes_per_token`` for each row (0: the engine cannot park); ``park_tokens_per_s``
+    is how many rows a second it moves out and back in again (0: not measured, as good as free).
     """
 
     recipe_fingerprint: str
