@@ -210,14 +210,14 @@ class Admission:
         head = self._roster.queue.head()
         typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
         mean_job = sum(typical) / max(len(typical), 1)
-        remaining = [self._ticks_left(session) for session in seated]
+        sharing = self._roster.sharing
+        remaining = [int(sharing * self._ticks_left(session)) for session in seated]
         return round(self._retry.promise(client, remaining, mean_job, now), 3)
 
     def _ticks_left(self, session: Session) -> int:
         chunk = self._roster.budget.max_prefill_tokens_per_tick
         prefill = -(-max(session.prefill_left, 0) // chunk)
-        ticks = prefill + session.job.max_new_tokens - session.tokens_planned
-        return int(ticks * self._roster.sharing)
+        return prefill + session.job.max_new_tokens - session.tokens_planned
 
     # ---- groups
 

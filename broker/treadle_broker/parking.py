@@ -122,6 +122,8 @@ class Parking:
 
     def answered(self, plan: Plan, unparked: Iterable[int]) -> None:
         """The engine has made a plan's moves, but for generations that it could not park."""
+        if not (plan.park or plan.restore or plan.discard):
+            return
         missing = set(unparked)
         for park in plan.park:
             self._settle(park.gen, park.gen in missing)

@@ -21,11 +21,9 @@ class Planner:
     def decodes(self) -> list[Row]:
         """The decode rows of a tick, in slot order."""
         roster = self._roster
-        ready = [
-            s
-            for s in roster.slots.sessions()
-            if s.wants_decode and roster.turns.has_room(s) and roster.suspects.may_run(s)
-        ]
+        ready = [s for s in roster.slots.sessions() if s.wants_decode and roster.suspects.may_run(s)]
+        if roster.budget.takes_turns:
+            ready = [s for s in ready if roster.turns.has_room(s)]
         chosen = pick_decodes(ready, roster.budget.max_batch_size)
         for session in chosen:
             self._take_turn(session)

@@ -101,7 +101,7 @@ class Settlement:
         if row.eog:
             yield self._finish(session, DoneReason.STOP, "eog")
             return
-        if session.state not in (State.DECODING, State.PARKED):
+        if session.state is not State.DECODING and session.state is not State.PARKED:
             session.move(State.DECODING)
         session.emitted += 1
         session.misses = 0
