@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Promoted(msgspec.Struct, frozen=True):
-    """A session left the queue and holds a slot."""
+    """A session left the queue: it holds a slot, or takes its turns in one from now on."""
 
     key: SessionKey
     queued_s: float

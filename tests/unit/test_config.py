@@ -232,3 +232,22 @@ def test_a_budget_that_could_serve_nobody_is_refused_by_name(key: str, value: in
     check_serves(load_config(environ={}), facts)
     with pytest.raises(ConfigError, match=key):
         check_serves(load_config(environ={}, flags={key: value}), facts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_sessions": 8, "slots": 4},
+        {"max_sessions": 8, "slots": 9},
+        {"max_sessions": 8, "slots": 9, "kv_policy": "optimistic"},
+    ],
+)
+def test_slots_beyond_what_the_policy_can_use_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(settings)
+    assert caught.value.key == "slots"
+
+
+def test_slots_follow_the_sessions_unless_they_are_set() -> None:
+    assert make_config({"max_sessions": 5}).effective_slots == 5
+    assert make_config({"max_sessions": 5, "slots": 2, "kv_policy": "optimistic"}).effective_slots == 2
