@@ -206,11 +206,12 @@ class Admission:
         return job.resumed and len(self._roster.queue) < budget.max_active + budget.queue_depth
 
     def _retry_after(self, client: str, now: float) -> float:
-        seated = self._roster.slots.sessions()
+        seated = self._roster.running()
         head = self._roster.queue.head()
         typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
         mean_job = sum(typical) / max(len(typical), 1)
-        remaining = [self._ticks_left(session) for session in seated]
+        sharing = self._roster.sharing
+        remaining = [int(sharing * self._ticks_left(session)) for session in seated]
         return round(self._retry.promise(client, remaining, mean_job, now), 3)
 
     def _ticks_left(self, session: Session) -> int:

@@ -143,8 +143,8 @@ class Crew:
         facts = hello.facts
         if facts.tokenizer_fingerprint != self._tokenizer_fingerprint:
             return "tokenizer", "the worker's model tokenises otherwise than the broker's"
-        if facts.max_sequences < self._config.max_sessions:
-            return "recipe", f"the worker has {facts.max_sequences} slots, max_sessions is {self._config.max_sessions}"
+        if facts.max_sequences < self._config.effective_slots:
+            return "recipe", f"the worker has {facts.max_sequences} slots, not {self._config.effective_slots}"
         return None
 
     def _lose(self, now: float, why: str) -> None:

@@ -6,7 +6,10 @@ from treadle_broker.session import Session
 
 
 class Ledger:
-    """Reservations under ``limit`` tokens, made whole when a session is promoted and given back when it leaves."""
+    """Reservations under ``limit`` tokens, made when a session gets a slot and given back when it leaves it.
+
+    Under the reserve policy they are made whole, under the optimistic one piece by piece.
+    """
 
     def __init__(self) -> None:
         self._reserved: dict[Session, int] = {}
@@ -30,11 +33,20 @@ class Ledger:
         """Whether the session has its reservation."""
         return session in self._reserved
 
-    def reserve(self, session: Session) -> None:
-        """Set aside the whole generation's tokens."""
+    def reserve(self, session: Session, tokens: int | None = None) -> None:
+        """Set aside ``tokens``, or the whole generation's."""
         assert session not in self._reserved
-        self._reserved[session] = session.job.need_tokens
-        self._total += session.job.need_tokens
+        self._reserved[session] = session.job.need_tokens if tokens is None else tokens
+        self._total += self._reserved[session]
+
+    def held_for(self, session: Session) -> int:
+        """Tokens reserved for one session."""
+        return self._reserved.get(session, 0)
+
+    def extend(self, session: Session, tokens: int) -> None:
+        """Set aside ``tokens`` more for a session."""
+        self._reserved[session] += tokens
+        self._total += tokens
 
     def give_back(self, session: Session) -> None:
         """End a reservation; none is no error."""

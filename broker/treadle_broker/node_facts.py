@@ -19,7 +19,7 @@ def expected_facts(config: NodeConfig, tokenizer: Tokenizer) -> EngineFacts:
         recipe_fingerprint="",
         n_vocab=tokenizer.n_vocab,
         context_tokens=config.session_tokens,
-        max_sequences=config.max_sessions,
+        max_sequences=config.effective_slots,
         kv_bytes_per_token=max(1, tokenizer.kv_bytes_per_token(config.kv_type)),
         weight_bytes=0,
         tokenizer_fingerprint=tokenizer.fingerprint,
@@ -29,14 +29,16 @@ def expected_facts(config: NodeConfig, tokenizer: Tokenizer) -> EngineFacts:
 def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
     """The budget that the configuration and the engine's facts come to.
 
-    Where no figure was set, KV is ``max_sessions`` whole contexts, scratch ``max_sessions`` times what one
-    session was measured to cost, and weights what is loaded.
+    Where no figure was set, KV is a whole context for each slot, scratch for each slot what one session was measured
+    to cost, parked KV a whole context for each session, and weights what is loaded.
     """
     scratch_each = facts.scratch_bytes_per_session
+    parked_each = facts.parked_bytes_each + facts.context_tokens * facts.parked_bytes_per_token
+    park_bytes = config.max_sessions * parked_each if config.park_bytes is None else config.park_bytes
     return NodeBudget(
         weight_bytes=config.weight_bytes or max(1, facts.weight_bytes),
-        kv_bytes=config.kv_bytes or config.max_sessions * facts.context_tokens * facts.kv_bytes_per_token,
-        scratch_bytes=config.scratch_bytes or config.max_sessions * scratch_each or _UNBOUNDED,
+        kv_bytes=config.kv_bytes or config.effective_slots * facts.context_tokens * facts.kv_bytes_per_token,
+        scratch_bytes=config.scratch_bytes or config.effective_slots * scratch_each or _UNBOUNDED,
         scratch_bytes_per_session=scratch_each,
         queue_depth=config.queue_depth,
         queue_tokens=config.queue_tokens,
@@ -44,4 +46,8 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         max_batch_size=config.max_batch_size,
         max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
         target_itl_ms=config.target_itl_ms,
+        kv_policy=config.kv_policy,
+        slots=config.effective_slots,
+        slice_tokens=config.slice_tokens,
+        park_bytes=park_bytes if config.kv_policy == "optimistic" else 0,
     )

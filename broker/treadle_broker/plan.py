@@ -32,14 +32,36 @@ class PlannedPrefill(msgspec.Struct, frozen=True, gc=False):
     n_emitted: int
 
 
+class PlannedPark(msgspec.Struct, frozen=True, gc=False):
+    """The session's KV leaves the slot for host memory; the slot is released by the same plan."""
+
+    key: SessionKey
+    slot: int
+    gen: int
+
+
+class PlannedRestore(msgspec.Struct, frozen=True, gc=False):
+    """The KV parked as generation ``parked`` comes back into a slot."""
+
+    key: SessionKey
+    slot: int
+    parked: int
+    gen: int
+
+
 class Plan(msgspec.Struct, frozen=True):
-    """One tick: slots to empty first, then decode rows in slot order, then prefill chunks."""
+    """One tick: sequences to park and parked ones to forget first, then slots to empty, sequences that come back,
+    decode rows in slot order, prefill chunks.
+    """
 
     tick_id: int
     resync: bool
     release: tuple[int, ...]
     decode: tuple[PlannedDecode, ...]
     prefill: tuple[PlannedPrefill, ...]
+    park: tuple[PlannedPark, ...] = ()
+    restore: tuple[PlannedRestore, ...] = ()
+    discard: tuple[int, ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -53,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Promoted(msgspec.Struct, frozen=True):
-    """A session left the queue and holds a slot."""
+    """A session left the queue: it holds a slot, or takes its turns in one from now on."""
 
     key: SessionKey
     queued_s: float

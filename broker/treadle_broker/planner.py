@@ -24,6 +24,8 @@ class Planner:
         """The decode rows of a tick, in slot order."""
         roster = self._roster
         ready = [s for s in roster.slots.sessions() if s.wants_decode and roster.suspects.may_run(s)]
+        if roster.budget.takes_turns:
+            ready = [s for s in ready if roster.turns.has_room(s)]
         chosen = pick_decodes(ready, roster.budget.max_batch_size)
         for session in chosen:
             self._take_turn(session)

@@ -129,4 +129,5 @@ def _result(record: Completed) -> TickResult:
         error_code=record.error_code,
         kv_tokens=record.kv_tokens,
         timings=Timings(total_s=record.total_s),
+        unparked=record.unparked,
     )

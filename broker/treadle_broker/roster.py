@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from treadle_broker.fair_queue import FairQueue
 from treadle_broker.ledger import Ledger
+from treadle_broker.moves import Moves
+from treadle_broker.parking import Parking
 from treadle_broker.session import Session, SessionKey, State
 from treadle_broker.slots import SlotTable
 from treadle_broker.suspects import Suspects
+from treadle_broker.turns import Turns
 from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
 
@@ -14,6 +17,9 @@ from treadle_shared.engine import EngineFacts
 class Roster:
     """Live sessions: waiting in the queue, seated in a slot, leaving with their last token in flight, or returning
     to a slot they lost. Every move of a session between those places is a method here.
+
+    Where sessions take turns, everybody who left the queue and has no slot is returning: new ones, parked ones, and
+    those that have to be rebuilt, in one line.
     """
 
     def __init__(self, budget: NodeBudget, facts: EngineFacts) -> None:
@@ -24,6 +30,8 @@ class Roster:
         self.slots = SlotTable(self._places)
         self.ledger = Ledger()
         self.suspects = Suspects()
+        self.parking = Parking()
+        self.turns = Turns(self)
         self._returning: dict[Session, None] = {}
         self._prefilling: dict[Session, None] = {}
         self._active = 0
@@ -42,32 +50,66 @@ class Roster:
 
     @property
     def open_seats(self) -> int:
-        """Slots that a session could take now, were it not for its KV."""
+        """Slots that a session could take now, were it not for its KV; sessions that could take turns with others."""
+        if self.budget.takes_turns:
+            return self.budget.effective_active_cap - self._active
+        return self.open_slots
+
+    @property
+    def open_slots(self) -> int:
+        """Slots that nobody holds."""
         return self._places - self.slots.used
+
+    @property
+    def sharing(self) -> float:
+        """How many sessions take turns in one slot."""
+        return max(1.0, self._active / max(1, self._places)) if self.budget.takes_turns else 1.0
 
     @property
     def _places(self) -> int:
         """Sessions that may hold a slot at once."""
-        return min(self.budget.effective_active_cap, self.facts.max_sequences)
+        return min(self.budget.seats, self.facts.max_sequences)
 
     @property
     def anyone_ahead(self) -> bool:
-        """Whether somebody waits for a slot already."""
-        return bool(self.queue or self._returning)
+        """Whether somebody waits for a slot already; where turns are taken, whether somebody waits for a turn."""
+        return bool(self.queue or (self._returning and not self.budget.takes_turns))
 
     def fits(self, session: Session) -> bool:
-        """Whether a slot and the session's whole KV are to be had now."""
-        return self.open_seats > 0 and self.ledger.fits(session.job.need_tokens, self.kv_limit)
+        """Whether a slot and the session's whole KV are to be had now; where turns are taken, one of the turns."""
+        if self.budget.takes_turns:
+            return self.open_seats > 0
+        return self.can_sit(session)
+
+    def can_sit(self, session: Session) -> bool:
+        """Whether a slot and the KV that is reserved for the session in it are to be had now."""
+        return self.open_slots > 0 and self.ledger.fits(self.turns.first_room(session), self.kv_limit)
 
     def can_ever_fit(self, session: Session) -> bool:
         """Whether an otherwise empty node could run the session."""
         return self._places > 0 and session.job.need_tokens <= min(self.facts.context_tokens, self.kv_limit)
+
+    def running(self) -> list[Session]:
+        """Sessions that hold a slot or, where turns are taken, have one now and then."""
+        return [*self.slots.sessions(), *(self._returning if self.budget.takes_turns else ())]
 
     def prefilling(self) -> list[Session]:
         """Seated sessions with prompt rows still to run, first come first."""
         return list(self._prefilling)
 
     # ---- moving
+
+    @property
+    def moves_due(self) -> bool:
+        """Whether the engine has to be told of a sequence that left its place."""
+        return self.slots.releases_due or self.parking.due
+
+    def take_moves(self) -> Moves:
+        """What the next tick does to sequences before it runs rows."""
+        moves = self.parking.take(self.slots.take_releases())
+        for row in moves.restore:
+            self.slots.set_rows(row.slot, self.sessions[row.key].rows_planned)
+        return moves
 
     def enter(self, session: Session) -> None:
         """A new session, not yet anywhere."""
@@ -83,13 +125,17 @@ class Roster:
         session.started_at = now
         session.rebuild(self.facts.replay_decode)  # of a resumed session, what it had emitted comes back first
         self._active += 1
-        self._seat(session)
+        if self.budget.takes_turns:
+            self._returning[session] = None
+            self.seat_returning()
+        else:
+            self._seat(session)
 
     def next_to_promote(self) -> Session | None:
         """The head of the queue, taken out of it, if it fits; sessions that lost their slot are seated first."""
-        self._seat_returning()
+        self.seat_returning()
         head = self.queue.head()
-        if head is None or self._returning or not self.fits(head):
+        if head is None or (self._returning and not self.budget.takes_turns) or not self.fits(head):
             return None
         self.queue.remove(head, served=True)
         return head
@@ -100,11 +146,26 @@ class Roster:
 
     def leave(self, session: Session) -> None:
         """Give back slot and reservation; the session may still wait for its last token."""
+        self.parking.forget(session)
         self._prefilling.pop(session, None)
         self._returning.pop(session, None)
         self.ledger.give_back(session)
         if session.slot is not None:
             self.slots.vacate(session)
+
+    def park(self, session: Session, *, size: int | None) -> None:
+        """Its turn is over: out of its slot and to the end of the line. Its KV is kept in ``size`` bytes of host
+        memory, or dropped.
+        """
+        slot = session.slot
+        assert slot is not None
+        session.move(State.PARKED)
+        self.leave(session)
+        if size is None:
+            self.parking.drop(session)
+        else:
+            self.parking.keep(session, slot, size)
+        self._returning[session] = None
 
     def end(self, session: Session) -> None:
         """Out of the node, wherever it was."""
@@ -119,6 +180,9 @@ class Roster:
 
     def take_back(self, session: Session) -> None:
         """What was planned for it never ran: to where its confirmed rows put it."""
+        if session.state is State.PARKED:
+            session.void_planned()
+            return
         if session.slot is None:  # its slot was given away when its last token was planned
             self.rebuild(session)
             return
@@ -128,6 +192,7 @@ class Roster:
 
     def rebuild(self, session: Session) -> None:
         """Its KV is gone or unknown: start it anew, in its slot or in the next one that opens."""
+        self.parking.forget(session)
         session.rebuild(self.facts.replay_decode)
         session.move(State.RECOVERING)
         if session.slot is None:
@@ -146,20 +211,35 @@ class Roster:
             session.rebuild(self.facts.replay_decode)  # which may not have been known when it was seated
         self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
         self.slots.resize(self._places)
-        self._seat_returning()
+        self.seat_returning()
 
-    def _seat_returning(self) -> None:
-        while self._returning:
-            session = min(self._returning, key=lambda one: not self.suspects.tries(one))
-            if not self.fits(session):
+    def next_to_return(self) -> Session | None:
+        """Who gets the next slot, of those that left the queue and have none."""
+        if not self.suspects.on_trial:
+            return next(iter(self._returning), None)
+        return min(self._returning, key=lambda one: not self.suspects.tries(one), default=None)
+
+    def seat_returning(self) -> None:
+        """Seat whoever returns, one after the other, as long as the next one fits."""
+        while (session := self.next_to_return()) is not None:
+            if not (self.can_sit(session) and self.parking.may_return(session)):
                 return
             del self._returning[session]
             self._seat(session)
 
     def _seat(self, session: Session) -> None:
-        self.ledger.reserve(session)
+        if session.state is State.PARKED and not self.parking.keeps(session):
+            self.parking.forget(session)
+            session.rebuild(self.facts.replay_decode)
+            session.move(State.RECOVERING)
+        self.ledger.reserve(session, self.turns.first_room(session))
         self.slots.assign(session)
-        self._prefilling[session] = None
+        if session.state is State.PARKED:
+            session.move(State.DECODING)
+            session.turn_start = session.tokens_planned
+            self.parking.restore(session)
+        else:
+            self._prefilling[session] = None
 
     def _resume_prefill(self, session: Session) -> None:
         """Back among the prefilling, in the order in which they started."""
@@ -172,6 +252,7 @@ class Roster:
         self.slots.check()
         self.ledger.check()
         self.suspects.check()
+        self.parking.check()
         seated = set(self.slots.sessions())
         everyone = set(self.sessions.values())
         queued = set(self.queue.in_order())
@@ -184,4 +265,6 @@ class Roster:
         assert {session for session in everyone if self.ledger.holds(session)} == seated
         assert set(self._prefilling) == {session for session in seated if session.prefill_left > 0}
         assert all(session.live and session.slot is None for session in self._returning)
+        assert sum(session.state is State.PARKED for session in self._returning) == len(self.parking)
+        assert len(self.parking) == sum(session.state is State.PARKED for session in everyone)
         assert self.slots.used <= max(self._places, 0)

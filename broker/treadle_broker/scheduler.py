@@ -14,6 +14,7 @@ from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
 from treadle_broker.inflight import InFlight, Sent
 from treadle_broker.marks import Marks
+from treadle_broker.moves import Moves
 from treadle_broker.pace import PrefillPace
 from treadle_broker.plan import Event, Finished, Plan, PlannedDecode, PlannedPrefill, Promoted
 from treadle_broker.planner import Planner, Row
@@ -131,16 +132,18 @@ class Scheduler:
         """The next tick, or None: the engine is not ready, enough ticks are in flight, or nothing is due."""
         if not self._ready or self._inflight.full:
             return None
+        self._roster.turns.make_room()
         while (session := self._roster.next_to_promote()) is not None:
             self._roster.promote(session, now)
             self._promoted.append(Promoted(session.key, now - session.submitted_at))
-        release = self._roster.slots.take_releases()
+        self._roster.turns.swap()
+        moves = self._roster.take_moves()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
         prefill = [] if crowded else self._planner.prefills(bool(decode))
-        if not (release or decode or prefill):
+        if not (moves.any or decode or prefill):
             return None
-        return self._send(release, decode, prefill, now)
+        return self._send(moves, decode, prefill, now)
 
     def take_promoted(self) -> list[Event]:
         """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live; and the ends
@@ -157,6 +160,9 @@ class Scheduler:
             self._counters.stale_results += 1
             return []
         events: list[Event] = []
+        if not sent.void and not result.not_run:
+            self._roster.parking.answered(sent.plan, result.unparked)
+            self._roster.parking.engine_bytes = result.parked_bytes
         if not sent.void and result.error:
             self._resync = True
             events = list(self._settlement.failed(sent, result))
@@ -183,13 +189,16 @@ class Scheduler:
         """Whether a tick is in flight."""
         return len(self._inflight) > 0
 
-    def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
+    def _send(self, moves: Moves, decode: list[Row], prefill: list[Row], now: float) -> Plan:
         plan = Plan(
             self._next_tick,
             self._resync,
-            release,
+            moves.release,
             tuple(row for row, _ in decode if isinstance(row, PlannedDecode)),
             tuple(row for row, _ in prefill if isinstance(row, PlannedPrefill)),
+            moves.park,
+            moves.restore,
+            moves.discard,
         )
         self._next_tick += 1
         self._resync = False
@@ -245,6 +254,7 @@ class Scheduler:
         events = list(self._settlement.lost(list(in_ticks), why))
         events += self._settlement.restart(bystanders, why)
         self._roster.slots.forget_engine()
+        self._roster.parking.forget_engine()
         return events
 
     @property
@@ -262,7 +272,7 @@ class Scheduler:
     @property
     def at_rest(self) -> bool:
         """Whether it is idle and owes the engine nothing: ``marks`` is then all that its past can decide."""
-        return self.idle and not self._roster.slots.releases_due
+        return self.idle and not self._roster.moves_due
 
     def marks(self) -> Marks:
         """What a fresh scheduler must remember to go on as this one, which is at rest."""
@@ -329,6 +339,7 @@ class Scheduler:
         self._roster.check()
         counters = self._counters
         assert counters.submitted == len(self._roster.sessions) + counters.settled
-        if self.idle and not self._roster.slots.releases_due:
+        if self.idle and not self._roster.moves_due:
             assert self._roster.ledger.reserved == 0
+            assert self._roster.parking.bytes_held == 0
             assert self._roster.slots.physical_rows == 0

@@ -43,20 +43,24 @@ class Job:
 
 
 class State(Enum):
-    """Where a session stands, by its confirmed results."""
+    """Where a session stands, by its confirmed results. PARKED: its turn is over and others have theirs; the last
+    rows of the turn may still be in flight.
+    """
 
     QUEUED = auto()
     PREFILLING = auto()
     DECODING = auto()
     RECOVERING = auto()
+    PARKED = auto()
     DONE = auto()
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.PREFILLING, State.DONE}),
     State.PREFILLING: frozenset({State.DECODING, State.RECOVERING, State.DONE}),
-    State.DECODING: frozenset({State.RECOVERING, State.DONE}),
+    State.DECODING: frozenset({State.PARKED, State.RECOVERING, State.DONE}),
     State.RECOVERING: frozenset({State.RECOVERING, State.DECODING, State.DONE}),
+    State.PARKED: frozenset({State.DECODING, State.RECOVERING, State.DONE}),
     State.DONE: frozenset(),
 }
 
@@ -74,6 +78,7 @@ class Session:
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
     after an eviction since it last emitted a token. ``recipe`` is what its emitted tokens were computed with.
+    ``turn_start`` is how many of its tokens were planned when its turn in a slot began.
     """
 
     key: SessionKey
@@ -95,6 +100,7 @@ class Session:
     emitted_at_death: int = 0
     misses: int = 0
     recipe: str = ""
+    turn_start: int = 0
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +131,11 @@ class Session:
     def leaving(self) -> bool:
         """Whether every token it may have is planned: its slot is free for the next tick."""
         return self.tokens_planned >= self.job.max_new_tokens
+
+    @property
+    def turn_tokens(self) -> int:
+        """Tokens it has planned in its present turn."""
+        return self.tokens_planned - self.turn_start
 
     @property
     def prefill_left(self) -> int:
@@ -159,5 +170,5 @@ class Session:
     def rebuild(self, replay_decode: bool) -> None:
         """Start the KV anew: prompt first, then the emitted tokens, decoded one by one or prefilled with it."""
         self.rows_planned = self.rows_done = 0
-        self.tokens_planned = self.replay = self.emitted
+        self.tokens_planned = self.turn_start = self.replay = self.emitted
         self.prefill_rows = self.job.prompt_tokens + (0 if replay_decode else self.replay)

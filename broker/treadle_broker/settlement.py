@@ -101,7 +101,7 @@ class Settlement:
         if row.eog:
             yield self._finish(session, DoneReason.STOP, "eog")
             return
-        if session.state is not State.DECODING:
+        if session.state is not State.DECODING and session.state is not State.PARKED:
             session.move(State.DECODING)
         session.recipe = session.recipe or self._roster.facts.recipe_fingerprint
         session.emitted += 1
@@ -151,6 +151,7 @@ class Settlement:
     def _reissue(self, sent: Sent) -> None:
         for slot in sent.plan.release:
             self._roster.slots.mark_dirty(slot)
+        self._roster.parking.void(sent.plan, self._roster.sessions)
 
 
 def _suspected(sent: Sent, session: Session, result: TickResult) -> bool:

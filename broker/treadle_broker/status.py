@@ -119,6 +119,9 @@ class Status:
             "session_tokens": min(config.session_tokens, self._scheduler.facts.context_tokens),
             "queue_depth": config.queue_depth,
             "queue_tokens": config.queue_tokens,
+            "kv_policy": config.kv_policy,
+            "slots": config.effective_slots,
+            "slice_tokens": config.slice_tokens,
         }
 
 

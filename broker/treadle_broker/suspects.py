@@ -24,6 +24,11 @@ class Suspects:
         self._guilty: set[Session] = set()
         self._trial: set[Session] = set()
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether anybody is."""
+        return bool(self._trial)
+
     def tries(self, session: Session) -> bool:
         """Whether the session is on trial: it is the next to get a slot, since others wait for the verdict."""
         return session in self._trial

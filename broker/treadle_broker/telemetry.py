@@ -39,4 +39,9 @@ def snapshot(roster: Roster, counters: Counters, now: float) -> SchedulerTelemet
         cancelled_total=counters.ended["cancelled"],
         rejected_total=counters.rejected_total,
         rejected_by_reason=dict(counters.rejected),
+        parked_sessions=len(roster.parking),
+        parked_bytes=roster.parking.engine_bytes,
+        park_budget_bytes=budget.park_bytes,
+        parks_total=roster.parking.parks,
+        park_drops_total=roster.parking.drops,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 from treadle_broker.plan import Plan, PlannedDecode, PlannedPrefill
 from treadle_broker.session import SessionKey
 from treadle_shared.sampling import SamplingParams
-from treadle_shared.ticks import DecodeRow, PrefillRow, Tick
+from treadle_shared.ticks import DecodeRow, PrefillRow, RestoreRow, Tick
 from treadle_shared.tokens import pack_tokens
 
 
@@ -37,6 +37,9 @@ def build_tick(plan: Plan, broker_id: str, worker_id: str, find: Callable[[Sessi
         release=list(plan.release),
         decode=[_decode(row, find) for row in plan.decode],
         prefill=[_prefill(row, find(row.key)) for row in plan.prefill],
+        park=[(row.slot, row.gen) for row in plan.park],
+        restore=[RestoreRow(row.slot, row.parked, row.gen) for row in plan.restore],
+        discard=list(plan.discard),
     )
 
 

@@ -124,7 +124,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     """``plan``; ``tick_id`` None where there was nothing to send.
 
     ``decode`` rows are ``(session, slot, gen, pos, forced, sample)``, ``prefill`` rows ``(session, slot, gen, start,
-    n, sample, n_emitted)``.
+    n, sample, n_emitted)``, ``park`` ``(session, slot, gen)``, ``restore`` ``(session, slot, parked gen, gen)``.
     """
 
     now: float
@@ -133,6 +133,9 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     release: tuple[int, ...] = ()
     decode: list[tuple[int, int, int, int, bool, bool]] = []
     prefill: list[tuple[int, int, int, int, int, bool, int]] = []
+    park: list[tuple[int, int, int]] = []
+    restore: list[tuple[int, int, int, int]] = []
+    discard: tuple[int, ...] = ()
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
@@ -143,7 +146,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     """``complete``. Rows are ``(slot, gen, eog, miss, has a token)``; ``kv_drift`` is what the ledger made of
-    ``kv_tokens``; ``total_s`` how long the part took.
+    ``kv_tokens``, ``total_s`` how long the part took. What the engine says of its parked bytes decides nothing and is
+    left out.
     """
 
     now: float
@@ -159,6 +163,7 @@ class Completed(msgspec.Struct, frozen=True, array_like=True, tag="complete"):
     events: list[EventDigest]
     kv_drift: int
     total_s: float
+    unparked: list[int] = []
 
 
 class WorkerReady(msgspec.Struct, frozen=True, array_like=True, tag="worker_ready"):
@@ -243,6 +248,9 @@ class Register:
                 (numbers.get(row.key, STRANGER), row.slot, row.gen, row.start, row.n, row.sample, row.n_emitted)
                 for row in plan.prefill
             ],
+            [(numbers.get(row.key, STRANGER), row.slot, row.gen) for row in plan.park],
+            [(numbers.get(row.key, STRANGER), row.slot, row.parked, row.gen) for row in plan.restore],
+            plan.discard,
         )
 
     def completed(self, result: TickResult, events: Iterable[Event], kv_drift: int, now: float) -> Completed:
@@ -261,6 +269,7 @@ class Register:
             self.happened(events),
             kv_drift,
             result.timings.total_s,
+            result.unparked,
         )
 
     def happened(self, events: Iterable[Event], *, details: bool = True) -> list[EventDigest]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from treadle_shared.config import MIN_SESSION_TOKENS, NodeConfig
 from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
-_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session", "target_itl_ms"})
+_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session", "target_itl_ms", "slots", "park_bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,11 @@ class NodeBudget:
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
     ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
+
+    ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
+    and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``
+    sequences (0: as many as ``max_active``; only optimistic may have fewer); ``park_bytes`` is the host memory that
+    those may take which wait for their next turn.
 
     Raises ConfigError naming the field that is negative, zero where that makes no sense, or not an integer.
     """
@@ -34,21 +40,47 @@ class NodeBudget:
     max_batch_size: int = 256
     max_prefill_tokens_per_tick: int = 512
     target_itl_ms: int = 0
+    kv_policy: Literal["reserve", "optimistic"] = "reserve"
+    slots: int = 0
+    slice_tokens: int = 32
+    park_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "kv_policy":
+                continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(field.name, f"must be an integer, not {value!r}")
             if value < (0 if field.name in _MAY_BE_ZERO else 1):
                 raise ConfigError(field.name, f"must be positive, not {value}")
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        if self.kv_policy not in ("reserve", "optimistic"):
+            raise ConfigError("kv_policy", f"is reserve or optimistic, not {self.kv_policy!r}")
+        if self.slots and self.kv_policy == "reserve" and self.slots < self.max_active:
+            raise ConfigError("slots", "may be fewer than max_active only under the optimistic policy")
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether sessions give up their slot to others, and get it back."""
+        return self.kv_policy == "optimistic"
+
+    @property
+    def seats(self) -> int:
+        """Sessions that may hold a slot at once: the tightest of the slots, the active ones and the scratch cap."""
+        slots = min(self.slots or self.max_active, self.max_active)
+        if self.scratch_bytes_per_session == 0:
+            return slots
+        return min(slots, self.scratch_bytes // self.scratch_bytes_per_session)
 
     @property
     def effective_active_cap(self) -> int:
-        """Sessions that may be active at once: the tighter of the slot cap and the scratch cap."""
-        if self.scratch_bytes_per_session == 0:
-            return self.max_active
-        return min(self.max_active, self.scratch_bytes // self.scratch_bytes_per_session)
+        """Sessions that may be active at once: the tighter of the slot cap and the scratch cap, or, where they take
+        turns, ``max_active`` as long as one of them can have a slot.
+        """
+        return self.max_active if self.takes_turns and self.seats > 0 else self.seats
 
 
 def check_serves(config: NodeConfig, facts: EngineFacts) -> None:

@@ -24,6 +24,7 @@ ENV_PREFIX = "TREADLE_"
 NODE_FILE = "node.toml"  # what a supervisor leaves in the runtime directory for its children
 
 MIN_SESSION_TOKENS = 8  # the shortest context that is of any use
+MIN_SLICE_TOKENS = 4  # a turn shorter than the ticks in flight would cost more to begin than it yields
 
 Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
@@ -58,12 +59,16 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weight_bytes: Positive | None = None
     scratch_bytes: Positive | None = None
     default_max_tokens: Annotated[int, Meta(ge=1, le=MAX_NEW_TOKENS)] = 256
+    kv_policy: Literal["reserve", "optimistic"] = "reserve"
+    slots: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    park_bytes: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
 
     # how it schedules
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = MAX_SEQUENCES
     max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     target_itl_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     tick_depth: Literal[1, 2] = 2
+    slice_tokens: Annotated[int, Meta(ge=MIN_SLICE_TOKENS, le=1 << 20)] = 32
 
     # how long it waits
     tick_timeout_s: PositiveSeconds = 30.0
@@ -90,6 +95,15 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.worker_silence_s < 2 * self.heartbeat_s:
             raise ConfigError("worker_silence_s", f"must be at least twice heartbeat_s ({self.heartbeat_s})")
+        if self.slots is not None and self.slots > self.max_sessions:
+            raise ConfigError("slots", f"must not exceed max_sessions ({self.max_sessions})")
+        if self.kv_policy == "reserve" and self.effective_slots < self.max_sessions:
+            raise ConfigError("slots", 'may be fewer than max_sessions only with kv_policy = "optimistic"')
+
+    @property
+    def effective_slots(self) -> int:
+        """Sequences that the engine holds at once: ``slots``, or one for each of ``max_sessions``."""
+        return self.max_sessions if self.slots is None else self.slots
 
     @property
     def effective_max_tokens(self) -> int:

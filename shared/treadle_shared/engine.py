@@ -27,7 +27,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     ``min_prefill_rows``: the fewest prompt tokens of one sequence that may run together (2 where a lone row
     takes other kernels; a prompt of one token is exempt). ``replay_decode``: emitted tokens must be rebuilt
     one decode row at a time for their bits to repeat; else they are prefilled. ``prefill_tokens_per_s`` and
-    ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better.
+    ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better. A parked sequence takes at most
+    ``parked_bytes_each`` and ``parked_bytes_per_token`` for each row (0: the engine cannot park); ``park_tokens_per_s``
+    is how many rows a second it moves out and back in again (0: not measured, as good as free).
     """
 
     recipe_fingerprint: str
@@ -43,6 +45,14 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_fingerprint: str = ""
     prefill_tokens_per_s: float = 0.0
     decode_tick_s: float = 0.0
+    parked_bytes_each: Size = 0
+    parked_bytes_per_token: Size = 0
+    park_tokens_per_s: float = 0.0
+
+    @property
+    def can_park(self) -> bool:
+        """Whether the engine is a ParkingEngine."""
+        return self.parked_bytes_per_token > 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -138,4 +148,30 @@ class BatchEngine(Protocol):
     @property
     def kv_tokens(self) -> int:
         """Rows of KV held over all sequences, in tokens."""
+        ...
+
+
+@runtime_checkable
+class ParkingEngine(BatchEngine, Protocol):
+    """An engine that can set a sequence aside, out of its KV cache, and take it back. ``facts.can_park`` says so.
+
+    A parked sequence keeps its name ``(session, epoch)``; ``release`` forgets it there too. It is taken back whole:
+    KV, the sampler's history, the token to feed back and the number of its next draw.
+    """
+
+    def park(self, session: int | str, epoch: int) -> bool:
+        """Move a sequence to host memory; it counts no longer in ``kv_tokens``. False where it is not there or there
+        is no memory for it: nothing is parked then.
+        """
+        ...
+
+    def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
+        """Take a parked sequence back under a new name. False where that fails: its state is gone, and rows for it
+        are cache misses.
+        """
+        ...
+
+    @property
+    def parked_bytes(self) -> int:
+        """Host memory that parked sequences take."""
         ...

@@ -16,17 +16,9 @@ import msgspec
 from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed, InvalidTick, MalformedMessage
 from treadle_shared.limits import MAX_DETAIL
+from treadle_shared.parking_lot import Moves, ParkingLot, SlotState
 from treadle_shared.ticks import DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
 from treadle_shared.tokens import unpack_tokens
-
-
-@dataclass(slots=True)
-class _Slot:
-    """What the runner knows of one occupied slot. ``ended``: rows for it are skipped until it is released."""
-
-    gen: int
-    pos: int = 0
-    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -36,8 +28,9 @@ class _Work:
     decode: list[DecodeItem] = field(default_factory=list)
     prefill: list[PrefillItem] = field(default_factory=list)
     skipped: list[tuple[int, int]] = field(default_factory=list)
-    opened: dict[int, _Slot] = field(default_factory=dict)
+    opened: dict[int, SlotState] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+    moves: Moves = field(default_factory=Moves)
 
 
 class TickRunner:
@@ -50,7 +43,8 @@ class TickRunner:
         self._engine = engine
         self._facts = engine.facts
         self._clock = clock
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, SlotState] = {}
+        self._lot = ParkingLot(engine)
         self._broken = False
 
     def run(self, tick: Tick) -> Iterator[TickResult]:
@@ -65,15 +59,20 @@ class TickRunner:
             self._broken = True
             yield self._refusal(tick, str(error), error_code=-1)
             return
+        unparked = self._lot.take_in(work.moves, self._slots)
         for slot in tick.release:
             self._release(slot)
+        self._slots.update(self._lot.let_out(work.moves))
         self._slots.update(work.opened)
-        yield from self._parts(tick, work)
+        for part in self._parts(tick, work):
+            yield msgspec.structs.replace(part, unparked=unparked) if unparked else part
+            unparked = []
 
     def reset(self) -> None:
         """Empty every slot: a new broker knows none of them."""
         for slot in list(self._slots):
             self._release(slot)
+        self._lot.empty()
         self._broken = False
 
     def check(self) -> None:
@@ -115,7 +114,13 @@ class TickRunner:
         )
 
     def _closed(self, part: TickResult, last: bool, skipped: Sequence[tuple[int, int]] = ()) -> TickResult:
-        return msgspec.structs.replace(part, last=last, skipped=list(skipped), kv_tokens=self._engine.kv_tokens)
+        return msgspec.structs.replace(
+            part,
+            last=last,
+            skipped=list(skipped),
+            kv_tokens=self._engine.kv_tokens,
+            parked_bytes=self._lot.bytes_held,
+        )
 
     def _advance(self, items: Sequence[DecodeItem | PrefillItem], part: TickResult) -> None:
         for item, row in zip(items, part.rows, strict=not part.error):
@@ -134,9 +139,15 @@ class TickRunner:
     def _checked(self, tick: Tick) -> _Work:
         work = _Work()
         released = set(tick.release)
+        if tick.park or tick.restore or tick.discard:
+            work.moves = self._lot.checked(tick, self._slots, self._facts.max_sequences)
+        restored = work.moves.restored
         for row in tick.decode:
             self._claim(row.slot, work.seen)
-            self._add_decode(row, self._held(row.slot, row.gen, released), work)
+            held = restored.get(row.slot) or self._held(row.slot, row.gen, released)
+            if held.gen != row.gen:
+                raise InvalidTick(f"slot {row.slot}: generation {row.gen} is not there")
+            self._add_decode(row, held, work)
         for chunk in tick.prefill:
             self._claim(chunk.slot, work.seen)
             self._add_prefill(chunk, released, work)
@@ -149,13 +160,13 @@ class TickRunner:
             raise InvalidTick(f"slot {slot}: more than one row in a tick")
         seen.add(slot)
 
-    def _held(self, number: int, gen: int, released: set[int]) -> _Slot:
+    def _held(self, number: int, gen: int, released: set[int]) -> SlotState:
         slot = None if number in released else self._slots.get(number)
         if slot is None or slot.gen != gen:
             raise InvalidTick(f"slot {number}: generation {gen} is not there")
         return slot
 
-    def _add_decode(self, row: DecodeRow, slot: _Slot, work: _Work) -> None:
+    def _add_decode(self, row: DecodeRow, slot: SlotState, work: _Work) -> None:
         if slot.ended:
             work.skipped.append((row.slot, row.gen))
             return
@@ -173,8 +184,8 @@ class TickRunner:
             raise InvalidTick(f"slot {row.slot}: a prefill of no tokens, or of one outside the vocabulary")
         self._check_room(row.slot, row.start + len(tokens))
         if row.start == 0:
-            self._check_free(row, released)
-            work.opened[row.slot] = _Slot(row.gen)
+            self._check_free(row, released, work)
+            work.opened[row.slot] = SlotState(row.gen)
         else:
             slot = self._held(row.slot, row.gen, released)
             if slot.ended:
@@ -184,7 +195,9 @@ class TickRunner:
                 raise InvalidTick(f"slot {row.slot}: prefill at {row.start}, the engine is at {slot.pos}")
         work.prefill.append(PrefillItem(row.slot, row.gen, row.start, tokens, row.sample, row.n_emitted, row.params))
 
-    def _check_free(self, row: PrefillRow, released: set[int]) -> None:
+    def _check_free(self, row: PrefillRow, released: set[int], work: _Work) -> None:
+        if row.slot in work.moves.restored:
+            raise InvalidTick(f"slot {row.slot}: a parked sequence comes back here")
         if row.slot in self._slots and row.slot not in released:
             raise InvalidTick(f"slot {row.slot}: generation {self._slots[row.slot].gen} is still there")
         if row.params is None:
@@ -205,6 +218,7 @@ class TickRunner:
             error=why[:MAX_DETAIL],
             error_code=error_code,
             kv_tokens=self._engine.kv_tokens,
+            parked_bytes=self._lot.bytes_held,
         )
 
 

@@ -16,6 +16,10 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     has no final result yet; with two ticks in flight one that waits for its last token may already have left
     its slot to the next. ``kv_bytes`` is what live sessions hold, ``kv_cached_bytes`` what finished ones left
     for reuse. ``batch_occupancy_avg`` averages over ticks that decoded.
+
+    ``parked_sessions`` are active ones that gave up their slot and wait for the next; ``parked_bytes`` is the host
+    memory in which their KV waits, by the engine's own count. Of ``parks_total``, ``park_drops_total`` did not keep
+    their KV and computed it anew.
     """
 
     active_sessions: int
@@ -43,6 +47,11 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_total: int
     rejected_total: int
     rejected_by_reason: dict[str, int]
+    parked_sessions: int = 0
+    parked_bytes: int = 0
+    park_budget_bytes: int = 0
+    parks_total: int = 0
+    park_drops_total: int = 0
 
     @property
     def balanced(self) -> bool:

@@ -46,9 +46,20 @@ class DecodeRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     sample: bool = True
 
 
+class RestoreRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The sequence that was parked as generation ``parked`` goes on in ``slot`` as generation ``gen``."""
+
+    slot: Slot
+    parked: Count
+    gen: Count
+
+
 class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown_fields=True):
     """One plan. ``gen`` is new for each assignment of a slot; ``resync`` ends the refusal of ticks that
     follows a failed one. Slots in ``release`` are emptied before anything runs.
+
+    Before that, sequences in ``park``, as ``(slot, gen)``, are moved to host memory, and parked ones in ``discard``,
+    by generation, are forgotten; after it, those in ``restore`` are taken back.
     """
 
     broker_id: Name
@@ -58,6 +69,9 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown
     release: Annotated[list[Slot], Meta(max_length=MAX_SEQUENCES)] = []
     decode: Annotated[list[DecodeRow], Meta(max_length=MAX_SEQUENCES)] = []
     prefill: Annotated[list[PrefillRow], Meta(max_length=MAX_SEQUENCES)] = []
+    park: Annotated[list[tuple[Slot, Count]], Meta(max_length=MAX_SEQUENCES)] = []
+    restore: Annotated[list[RestoreRow], Meta(max_length=MAX_SEQUENCES)] = []
+    discard: Annotated[list[Count], Meta(max_length=2 * MAX_SEQUENCES)] = []
 
 
 class ResultRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -87,7 +101,9 @@ class TickResult(msgspec.Struct, frozen=True, tag="result", kw_only=True, forbid
     missing). ``not_run``: the whole tick was refused; ``error`` says why, and a non-zero ``error_code`` that
     this very tick contradicted the engine's state (0: an earlier one failed). ``error`` without ``not_run``:
     this part's batch failed with ``error_code``, the KV of every sequence in it is unknown, and later parts
-    are not run. ``kv_tokens``: rows the engine holds after this part.
+    are not run. ``kv_tokens``: rows the engine holds after this part. ``unparked``, in the first part: generations
+    that the tick asked to park and that are not there, because the sequence had ended or its state could not be
+    saved. ``parked_bytes``: host memory of parked sequences after this part.
     """
 
     broker_id: Name
@@ -102,6 +118,8 @@ class TickResult(msgspec.Struct, frozen=True, tag="result", kw_only=True, forbid
     error_code: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] = 0
     kv_tokens: Count = 0
     timings: Timings = Timings()
+    unparked: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)] = []
+    parked_bytes: Count = 0
 
 
 class WorkerHello(msgspec.Struct, frozen=True, tag="worker_hello", kw_only=True, forbid_unknown_fields=True):

@@ -35,7 +35,8 @@ class Wish:
 
 @dataclass(slots=True)
 class Client:
-    """One accepted session. ``losses`` counts faults since its last token, ``waited`` ticks that left it out;
+    """One accepted session. ``losses`` counts faults since its last token, ``waited`` ticks that left it out,
+    ``paused`` ticks since it left the queue or had a row;
     ``may_end`` are the ends that somebody asked for.
     """
 
@@ -47,6 +48,7 @@ class Client:
     may_end: set[tuple[DoneReason, str]] = field(default_factory=set)
     losses: int = 0
     waited: int = 0
+    paused: int = 0
 
     @property
     def job(self) -> Job:
@@ -95,7 +97,7 @@ class Clientele:
         """A worker, a batch or a tick was lost."""
         for client in self.sessions.values():
             client.losses += 1
-            client.waited = 0
+            client.waited = client.paused = 0
 
     # ---- admission
 
@@ -141,10 +143,12 @@ class Clientele:
     def _expected(self, jobs: Sequence[Job]) -> list[AdmissionReason]:
         """Decided in order, and all alike where one is refused."""
         roster = self._scheduler._roster
-        free = min(self.budget.effective_active_cap, self.facts.max_sequences) - roster.slots.used
+        free = min(self.budget.seats, self.facts.max_sequences) - roster.slots.used
         kv_left = self.budget.kv_bytes // self.facts.kv_bytes_per_token - roster.ledger.reserved
         queued = len(self.queued())
         ahead = queued + len(roster._returning)
+        if self.budget.takes_turns:
+            free, kv_left, ahead = self.budget.effective_active_cap - roster.active, 1 << 40, queued
         tokens = sum(self.sessions[key].job.prompt_tokens for key in self.queued())
         taken = {key[:2] for key, _ in self.live()}
         reasons: list[AdmissionReason] = []
@@ -226,6 +230,8 @@ class Clientele:
             else:
                 assert isinstance(event, Rebuilding)
                 assert event.key not in self.queued()
+                for other in self.sessions.values():
+                    other.paused = 0
 
     def _emitted(self, client: Client, event: Emitted) -> None:
         client.facts = client.facts or self.facts

@@ -75,7 +75,8 @@ class HashEngine:
     """A BatchEngine over hashes. A row that breaks the rules of ``facts`` (a lone prompt row under
     ``min_prefill_rows`` 2, an emitted token prefilled under ``replay_decode``) changes every later token.
 
-    ``fail_decode`` and ``fail_prefill`` make the next such batch fail with that code; ``evict`` drops a sequence;
+    ``fail_decode`` and ``fail_prefill`` make the next such batch fail with that code, ``fail_park`` the next park and
+    ``fail_restore`` the next restore; ``evict`` drops a sequence;
     ``poison`` is asked for each row, with the first token of its sequence and its position, and raises.
     """
 
@@ -83,6 +84,9 @@ class HashEngine:
         self.facts = facts
         self.fail_decode = 0
         self.fail_prefill = 0
+        self.fail_park = False
+        self.fail_restore = False
+        self.parked: dict[tuple[int | str, int], _Sequence] = {}
         self.missing: set[tuple[int | str, int]] = set()  # evicted and not yet released
         self._poison = poison
         self._sequences: dict[tuple[int | str, int], _Sequence] = {}
@@ -130,7 +134,33 @@ class HashEngine:
 
     def release(self, session: int | str, epoch: int) -> None:
         self._sequences.pop((session, epoch), None)
+        self.parked.pop((session, epoch), None)
         self.missing.discard((session, epoch))
+
+    def park(self, session: int | str, epoch: int) -> bool:
+        assert self.facts.can_park
+        failed, self.fail_park = self.fail_park, False
+        sequence = None if failed else self._sequences.pop((session, epoch), None)
+        if sequence is None:
+            return False
+        self.parked[session, epoch] = sequence
+        return True
+
+    def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
+        sequence = self.parked.pop((session, epoch))
+        if self.fail_restore:
+            self.fail_restore = False
+            self.missing.add((new_session, new_epoch))
+            return False
+        self._sequences[new_session, new_epoch] = sequence
+        return True
+
+    @property
+    def parked_bytes(self) -> int:
+        return sum(
+            self.facts.parked_bytes_each + sequence.rows * self.facts.parked_bytes_per_token
+            for sequence in self.parked.values()
+        )
 
     def _taste(self, item: PrefillItem | DecodeItem, positions: range) -> None:
         sequence = self._sequences.get((item.session, item.epoch))

@@ -52,6 +52,7 @@ class World:
         self.worker_up = False
         self.worker_known = False
         self.late: list[TickResult] = []
+        self._carried = 0  # active sessions that a budget took over from another one, which may have allowed more
         self._poison = poison
         self._errors_possible = poison is not None
         self._to_worker: deque[bytes] = deque()
@@ -128,8 +129,12 @@ class World:
             return False
         assert self.worker_up
         self._check_plan(plan)
-        if not self.scheduler._roster.suspects._suspects:
+        if self.scheduler._roster.suspects._suspects:
+            for _, client in self.clients.live():
+                client.paused = 0
+        else:
             self._check_policy(plan, wanting, prefilling)
+            self._check_turns(plan)
         self._unanswered.add(plan.tick_id)
         assert len(self._unanswered) <= self.depth
         self._to_worker.append(encode(build_tick(plan, "broker", "worker", self.clients.sessions.__getitem__)))
@@ -144,13 +149,15 @@ class World:
         self.clients.observe(events)
         from_queue = [event.key for event in events if event.key in line]
         assert from_queue == line[: len(from_queue)], "somebody overtook the head of the queue"
-        assert not from_queue or not self.scheduler._roster._returning, "a session that lost its slot was overtaken"
+        roster = self.scheduler._roster
+        overtaken = roster._returning and not self.budget.takes_turns
+        assert not from_queue or not overtaken, "a session that lost its slot was overtaken"
 
     def _check_plan(self, plan: Plan) -> None:
         budget, rows = self.budget, [*plan.decode, *plan.prefill]
         slots = [row.slot for row in rows]
         assert len(slots) == len(set(slots))
-        assert all(slot < min(budget.max_active, self.facts.max_sequences) for slot in slots)
+        assert all(slot < self._places for slot in slots)
         assert [row.slot for row in plan.decode] == sorted(row.slot for row in plan.decode)
         assert len(plan.decode) <= budget.max_batch_size
         cap, min_rows = budget.max_prefill_tokens_per_tick, self.facts.min_prefill_rows
@@ -161,13 +168,36 @@ class World:
     def _check_policy(self, plan: Plan, wanting: list[Session], prefilling: bool) -> None:
         """Decode first, nobody left out for long but for the batch bound, and one prompt always moves."""
         decoding = {row.key for row in plan.decode}
-        left_out = [session for session in wanting if session.live and session.key not in decoding]
+        roster = self.scheduler._roster
+        left_out = [
+            session
+            for session in wanting
+            if session.live and session.key not in decoding and session.slot is not None
+            if roster.turns.has_room(session)
+        ]
         assert not left_out or len(plan.decode) == self.budget.max_batch_size
         assert not prefilling or plan.prefill
         for session in self._seated():
             client = self.clients.sessions[session.key]
             client.waited = client.waited + 1 if session in left_out else 0
             assert client.waited <= -(-self.budget.max_active // self.budget.max_batch_size), "a session starves"
+
+    def _check_turns(self, plan: Plan) -> None:
+        """Nobody who left the queue waits for more than everybody else's turn, one after the other."""
+        budget = self.budget
+        rows = {row.key for row in (*plan.decode, *plan.prefill)}
+        active = [self.clients.sessions[s.key] for s in self.scheduler.sessions() if s.active]
+        share = -(-budget.max_active // budget.max_batch_size)
+        bound = sum(2 * client.job.need_tokens + share * (budget.slice_tokens + 4) for client in active)
+        for session in self.scheduler.sessions():
+            client = self.clients.sessions[session.key]
+            paused = session.active and not session.leaving and session.key not in rows and plan.runs
+            client.paused = client.paused + 1 if paused else 0
+            assert client.paused <= bound or not budget.takes_turns, "a session is never given a turn"
+
+    @property
+    def _places(self) -> int:
+        return max(0, min(self.budget.seats, self.facts.max_sequences))
 
     def work(self) -> bool:
         """Let the worker come up with its next result part; False where it has nothing to do."""
@@ -194,7 +224,9 @@ class World:
         if part.not_run and part.error_code:
             assert part.tick_id in self._tampered, f"the runner refused a tick: {part.error}"
         assert not part.error or self._errors_possible, "an error out of nothing"
-        assert self.engine.sequences <= min(self.budget.max_active, self.facts.max_sequences)
+        assert self.engine.sequences <= self._places
+        assert part.parked_bytes == self.engine.parked_bytes <= self.scheduler._roster.parking.bytes_held
+        assert self.engine.parked_bytes <= self.budget.park_bytes
         if self.engine.missing:
             self._inexact.add(part.tick_id)
         if not self._errors_possible:
@@ -245,6 +277,14 @@ class World:
         else:
             self.engine.fail_decode = code
 
+    def fail_next_move(self, restore: bool) -> None:
+        """The next sequence cannot be parked, or its state is lost when it is wanted back."""
+        if restore:
+            self.engine.fail_restore = True
+            self.clients.misses_possible = True
+        else:
+            self.engine.fail_park = True
+
     def evict(self, choice: int) -> None:
         """One sequence's KV is gone."""
         self.clients.misses_possible |= self.engine.evict(choice)
@@ -294,6 +334,7 @@ class World:
         """A fresh worker, perhaps of another recipe, perhaps under another budget."""
         clients, before = self.clients, self.facts
         clients.facts, clients.budget = facts or self.facts, budget or self.budget
+        self._carried = sum(session.active for session in self.scheduler.sessions())
         self.engine = HashEngine(self.facts, self._poison)
         self.runner = TickRunner(self.engine, clock=lambda: 0.0)
         self._errors_possible = self._poison is not None
@@ -317,8 +358,13 @@ class World:
         self.scheduler.check()
         self.clients.check(self.now)
         budget, seated = self.budget, self._seated()
-        assert len(seated) <= min(budget.effective_active_cap, self.facts.max_sequences)
-        reserved = sum(session.job.need_tokens for session in seated)
+        assert len(seated) <= self._places
+        active = self.scheduler.telemetry(self.now).active_sessions
+        assert not budget.takes_turns or active <= max(budget.effective_active_cap, self._carried)
+        ledger = self.scheduler._roster.ledger
+        reserved = sum(
+            ledger.held_for(session) if budget.takes_turns else session.job.need_tokens for session in seated
+        )
         assert reserved == self.scheduler._roster.ledger.reserved
         assert reserved * self.facts.kv_bytes_per_token <= budget.kv_bytes
         for session in seated:
@@ -337,8 +383,11 @@ class World:
         if not self.worker_up:
             self.start_worker()
         self.engine.fail_decode = self.engine.fail_prefill = 0
+        self.engine.fail_park = self.engine.fail_restore = False
         live = [client for _, client in self.clients.live()]
         bound = sum(client.job.need_tokens for client in live) + 2 * len(live) + 2 * self.depth
+        if self.budget.takes_turns:  # each turn may begin with computing everything anew
+            bound = sum((client.job.max_new_tokens + 2) * (client.job.need_tokens + 2) for client in live) + bound
         before, turns = self.ticks_run, 0
         while self.turn():
             self.check()
@@ -354,6 +403,8 @@ class World:
         assert (seen.kv_bytes, seen.scratch_bytes, seen.queue_depth, seen.active_sessions) == (0, 0, 0, 0)
         assert self.engine.kv_tokens == 0
         assert self.engine.sequences == 0
+        assert not self.engine.parked
+        assert (seen.parked_sessions, seen.parked_bytes) == (0, 0)
         assert self.scheduler.kv_drift_rows == 0
         assert self.scheduler.next_deadline() is None
 

@@ -40,6 +40,8 @@ class Scene:
     kv_tokens: int
     min_prefill_rows: int
     replay_decode: bool
+    slots: int = 0  # where sessions take turns in them
+    park_bytes: int = 0
 
     @property
     def deadly(self) -> bool:
@@ -67,6 +69,7 @@ class Scene:
             weight_bytes=1,
             min_prefill_rows=self.min_prefill_rows,
             replay_decode=self.replay_decode,
+            parked_bytes_per_token=1,
         )
         budget = NodeBudget(
             weight_bytes=1,
@@ -75,6 +78,10 @@ class Scene:
             max_active=self.max_active,
             max_batch_size=self.max_batch_size,
             max_prefill_tokens_per_tick=self.prefill_tokens,
+            kv_policy="optimistic" if self.slots else "reserve",
+            slots=self.slots,
+            slice_tokens=3,
+            park_bytes=self.park_bytes,
         )
         world = World(budget, facts, self.depth, poison=_poison(self.deadly_from, fatal))
         world.start_worker()
@@ -106,6 +113,8 @@ def scenes(draw: st.DrawFn) -> Scene:
         kv_tokens=draw(st.sampled_from([64, 100, 400])),
         min_prefill_rows=draw(st.integers(1, 2)),
         replay_decode=draw(st.booleans()),
+        slots=draw(st.sampled_from([0, 0, 1, 2, 3])),
+        park_bytes=draw(st.sampled_from([0, 1000])),
     )
 
 

@@ -29,7 +29,7 @@ def recorded(world: World, log: TickLog) -> None:
 def test_every_decision_of_a_walk_is_made_again_from_its_log(depth: int, tmp_path: Path) -> None:
     kinds_of_files = set()
     for seed in range(_WALKS):
-        walk = Walk(seed, depth)
+        walk = Walk(seed, depth, turns=seed % 2 == 1)
         path = tmp_path / f"{seed}.log"
         log = TickLog(TickFile(path), 12_000 if seed % 3 else 1 << 20)  # short files begin anew, or are cut
         recorded(walk.world, log)
@@ -38,7 +38,7 @@ def test_every_decision_of_a_walk_is_made_again_from_its_log(depth: int, tmp_pat
         log.close()
         for file in filter(Path.exists, (path, predecessor(path))):
             report = replay(file)
-            assert report.clean, f"Walk({seed}, depth={depth}): {list(report.lines())}"
+            assert report.clean, f"Walk({seed}, depth={depth}, turns={seed % 2 == 1}): {list(report.lines())}"
             assert not report.torn_bytes
             kinds_of_files |= {("later", report.number > 0), ("cut", report.cut)}
         assert log.files > 1 or not predecessor(path).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,6 +34,15 @@ budgets = st.builds(
     max_batch_size=st.integers(1, 5),
     max_prefill_tokens_per_tick=st.integers(1, 9),
 )
+turns = st.fixed_dictionaries(
+    {
+        "max_active": st.integers(1, 7),
+        "slots": st.integers(0, 3),
+        "slice_tokens": st.integers(1, 4),
+        "park_bytes": st.sampled_from([0, 60, 1000]),
+    }
+)
+turning_budgets = st.builds(lambda one, turns: replace(one, kv_policy="optimistic", **turns), budgets, turns)
 engines = st.builds(
     EngineFacts,
     recipe_fingerprint=st.sampled_from(["one", "one", "two"]),
@@ -44,6 +54,10 @@ engines = st.builds(
     min_prefill_rows=st.integers(1, 2),
     replay_decode=st.booleans(),
     decode_tick_s=st.sampled_from([0.0, 0.02]),
+    prefill_tokens_per_s=st.just(100.0),
+    parked_bytes_each=st.sampled_from([0, 5]),
+    parked_bytes_per_token=st.sampled_from([0, 4, 4]),
+    park_tokens_per_s=st.sampled_from([0.0, 10.0, 90.0, 1000.0]),
 )
 seconds = st.none() | st.floats(0.01, 3.0)
 wishes = st.fixed_dictionaries(
@@ -83,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     depth = 1
 
-    @initialize(budget=budgets, facts=engines, recover_misses=st.booleans(), down=st.booleans())
+    @initialize(budget=budgets | turning_budgets, facts=engines, recover_misses=st.booleans(), down=st.booleans())
     def begin(self, budget: NodeBudget, facts: EngineFacts, recover_misses: bool, down: bool) -> None:
         self.world = World(budget, facts, self.depth, recover_misses=recover_misses)
         self.sound = True
@@ -162,6 +176,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.fail_next_batch(code, prefill)
 
     @precondition(lambda self: self.world.worker_up)
+    @step(restore=st.booleans())
+    def fail_a_move(self, restore: bool) -> None:
+        self.world.fail_next_move(restore)
+
+    @precondition(lambda self: self.world.worker_up)
     @step(choice=choices)
     def evict(self, choice: int) -> None:
         self.world.evict(choice)
@@ -194,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.start_worker(facts)
 
     @precondition(lambda self: not self.world.worker_up)
-    @step(budget=budgets)
+    @step(budget=budgets | turning_budgets)
     def start_with_another_budget(self, budget: NodeBudget) -> None:
         self.world.start_worker(budget=budget)
 

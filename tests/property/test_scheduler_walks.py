@@ -33,6 +33,7 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "run_on": (0, 2, 8),
     "fail": (0, 1, 1, 3),
     "evict": (0, 1, 2),
+    "fail_move": (0, 0, 1),
     "tamper": (0, 1, 2),
     "forget_row": (0, 0, 1, 2),
     "lose_worker": (0, 1, 2),
@@ -41,15 +42,28 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
 }
 """How often a walk takes each step: one of these weights, drawn for the walk."""
 
+_TURNS_WEIGHTS: dict[str, tuple[int, ...]] = {
+    "submit": (4, 8),
+    "submit_group": (1, 3),
+    "run_on": (4, 10),
+    "fail": (0, 0, 1, 2),
+    "evict": (0, 0, 1),
+    "tamper": (0, 0, 1, 2),
+    "lose_worker": (0, 0, 1),
+}
+"""The same where sessions take turns: a walk that gets so far that they do."""
+
 
 class Walk:
     """One walk: everything random comes from its seed."""
 
-    def __init__(self, seed: int, depth: int) -> None:
+    def __init__(self, seed: int, depth: int, *, turns: bool = False) -> None:
         self._random = random.Random(seed)
+        self._turns = turns
         self.world = World(self._budget(), self._facts(), depth, recover_misses=self._random.random() < 0.5)
         self._steps: list[Callable[[], object]] = [getattr(self, f"_{name}") for name in _WEIGHTS]
-        self._weights = [self._random.choice(weights) for weights in _WEIGHTS.values()]
+        often = _WEIGHTS | (_TURNS_WEIGHTS if turns else {})
+        self._weights = [self._random.choice(weights) for weights in often.values()]
 
     def run(self) -> None:
         """Walk, then let the node come to rest."""
@@ -101,6 +115,9 @@ class Walk:
     def _fail(self) -> None:
         self.world.fail_next_batch(self._random.choice([1, -1, -3]), self._random.random() < 0.5)
 
+    def _fail_move(self) -> None:
+        self.world.fail_next_move(self._random.random() < 0.5)
+
     def _evict(self) -> None:
         self.world.evict(self._random.randrange(100))
 
@@ -135,16 +152,21 @@ class Walk:
 
     def _budget(self) -> NodeBudget:
         draw = self._random
+        turns = (draw.choice([0, 1, 2, 3]), draw.choice([1, 2, 3, 5]), draw.choice([0, 60, 1000, 1000, 1000]))
         return NodeBudget(
             weight_bytes=1,
-            kv_bytes=draw.randint(8, 48) * _KV_BYTES_PER_TOKEN + 1,
+            kv_bytes=draw.randint(*((12, 120) if self._turns else (8, 48))) * _KV_BYTES_PER_TOKEN + 1,
             scratch_bytes=draw.randint(4, 40),
-            scratch_bytes_per_session=draw.choice([0, 4, 4]),
+            scratch_bytes_per_session=draw.choice([0, 0, 0, 4] if self._turns else [0, 4, 4]),
             queue_depth=draw.randint(0, 5),
             queue_tokens=draw.choice([12, 1000]),
-            max_active=draw.randint(1, 5),
+            max_active=draw.randint(1, 7 if self._turns else 5),
             max_batch_size=draw.randint(1, 5),
             max_prefill_tokens_per_tick=draw.randint(1, 9),
+            kv_policy="optimistic" if self._turns else "reserve",
+            slots=turns[0] if self._turns else 0,
+            slice_tokens=turns[1],
+            park_bytes=turns[2],
         )
 
     def _facts(self) -> EngineFacts:
@@ -158,6 +180,11 @@ class Walk:
             weight_bytes=1,
             min_prefill_rows=draw.randint(1, 2),
             replay_decode=draw.random() < 0.5,
+            prefill_tokens_per_s=100.0,
+            decode_tick_s=draw.choice([0.0, 0.02]),
+            parked_bytes_each=draw.choice([0, 5]),
+            parked_bytes_per_token=draw.choice([0, 4, 4, 4]),
+            park_tokens_per_s=draw.choice([0.0, 0.0, 0.0, 10.0, 90.0, 1000.0]),
         )
 
     def _wish(self) -> Wish:
@@ -167,7 +194,7 @@ class Walk:
             client=draw.choice("abc"),
             session_id=f"s{draw.randrange(6)}",
             prompt_tokens=len(prompt),
-            max_new_tokens=draw.choice([1, 2, draw.randint(1, 10)]),
+            max_new_tokens=draw.choice([1, 2, draw.randint(1, 10)]) + draw.choice([0, 4, 9]) * self._turns,
             priority=draw.choice([0, 0, 0, 5, -1]),
             queue_deadline=draw.choice([None, None, now + 2 * draw.random()]),
             deadline=draw.choice([None, None, now + 3 * draw.random()]),
@@ -175,13 +202,18 @@ class Walk:
         return Wish(job, prompt, SamplingParams(seed=draw.randrange(4), ignore_eos=draw.random() < 0.5))
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["reserve", "optimistic"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("first", [0, 1000, 2000])
-def test_no_walk_breaks_a_promise_or_leaves_the_node_busy(first: int, depth: int) -> None:
+def test_no_walk_breaks_a_promise_or_leaves_the_node_busy(first: int, depth: int, turns: bool) -> None:
+    parks = drops = 0
     for seed in range(first, first + _WALKS):
-        walk = Walk(seed, depth)
+        walk = Walk(seed, depth, turns=turns)
         try:
             walk.run()
         except Exception as error:
-            error.add_note(f"Walk({seed}, depth={depth})")
+            error.add_note(f"Walk({seed}, depth={depth}, turns={turns})")
             raise
+        seen = walk.world.scheduler.telemetry(walk.world.now)
+        parks, drops = parks + seen.parks_total, drops + seen.park_drops_total
+    assert (parks > drops > 0) if turns else parks == 0

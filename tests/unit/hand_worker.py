@@ -26,13 +26,18 @@ def facts(**changes: Any) -> EngineFacts:
     return EngineFacts(**{**settings, **changes})
 
 
-def budget(kv_tokens: int = 100_000, **changes: int) -> NodeBudget:
+def budget(kv_tokens: int = 100_000, **changes: Any) -> NodeBudget:
     """A budget that is never the bound, but for ``changes``."""
-    settings = {"weight_bytes": 1000, "kv_bytes": kv_tokens * KV_BYTES, "scratch_bytes": 1000, "max_active": 4}
+    settings: dict[str, Any] = {
+        "weight_bytes": 1000,
+        "kv_bytes": kv_tokens * KV_BYTES,
+        "scratch_bytes": 1000,
+        "max_active": 4,
+    }
     return NodeBudget(**{**settings, **changes})
 
 
-def node(depth: int = 1, engine: EngineFacts | None = None, recover_misses: bool = True, **changes: int) -> Scheduler:
+def node(depth: int = 1, engine: EngineFacts | None = None, recover_misses: bool = True, **changes: Any) -> Scheduler:
     """A scheduler whose worker is there."""
     engine = engine or facts()
     scheduler = Scheduler(budget(**changes), engine, depth=depth, recover_misses=recover_misses)

@@ -33,6 +33,8 @@ SAMPLES = {
     "tick_depth": "1",
     "log_level": "debug",
     "log_format": "json",
+    "kv_policy": "optimistic",
+    "slots": "4",
 }
 
 

@@ -185,7 +185,11 @@ def test_a_sampling_value_that_cannot_be_served_is_the_requests_fault(params: di
         ({"prefill": [[0, 1, 0, b"", 1]]}, "prefill[0][4]"),
         ({"prefill": [[0, 1, 0, "text", True]]}, "prefill[0][3]"),
         ({"tick_id": -1}, "tick_id"),
-        ({"park": []}, "park"),
+        ({"park": [[0]]}, "park[0]"),
+        ({"park": [[256, 1]]}, "park[0][0]"),
+        ({"restore": [[0, 1]]}, "restore[0]"),
+        ({"discard": [-1]}, "discard[0]"),
+        ({"copy": []}, "copy"),
     ],
 )
 def test_a_tick_out_of_its_bounds_is_refused_by_name(change: dict[str, Any], field: str) -> None:

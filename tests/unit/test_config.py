@@ -84,6 +84,9 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+NEEDS: dict[str, dict[str, Any]] = {"slots": {"kv_policy": "optimistic"}}
+"""What must be set beside a key's good value."""
+
 CASES = [pytest.param(key, value, id=f"{key}={value!r}"[:60]) for key in KEYS for value in bad_values(key)]
 
 
@@ -100,12 +103,13 @@ def test_a_later_source_wins(key: str, tmp_path: Path) -> None:
     default, good = getattr(NodeConfig(), key), good_value(key)
     other = {"heartbeat_s": 0.25, "worker_silence_s": 5.0}.get(key, default)
     file = tmp_path / "node.toml"
-    file.write_text(config_to_toml(make_config({key: good})))
+    file.write_text(config_to_toml(make_config({key: good, **NEEDS.get(key, {})})))
     name = f"TREADLE_{key.upper()}"
 
     assert getattr(load_config(file, environ={}), key) == good
-    assert getattr(load_config(environ={name: as_text(good)}), key) == good
-    assert getattr(load_config(flags={key: good}, environ={}), key) == good
+    needs = NEEDS.get(key, {})
+    assert getattr(load_config(flags=needs, environ={name: as_text(good)}), key) == good
+    assert getattr(load_config(flags={key: good, **needs}, environ={}), key) == good
     if other is not None:
         assert getattr(load_config(file, environ={name: as_text(other)}), key) == other
         assert getattr(load_config(environ={name: as_text(good)}, flags={key: other}), key) == other
@@ -228,3 +232,22 @@ def test_a_budget_that_could_serve_nobody_is_refused_by_name(key: str, value: in
     check_serves(load_config(environ={}), facts)
     with pytest.raises(ConfigError, match=key):
         check_serves(load_config(environ={}, flags={key: value}), facts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_sessions": 8, "slots": 4},
+        {"max_sessions": 8, "slots": 9},
+        {"max_sessions": 8, "slots": 9, "kv_policy": "optimistic"},
+    ],
+)
+def test_slots_beyond_what_the_policy_can_use_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(settings)
+    assert caught.value.key == "slots"
+
+
+def test_slots_follow_the_sessions_unless_they_are_set() -> None:
+    assert make_config({"max_sessions": 5}).effective_slots == 5
+    assert make_config({"max_sessions": 5, "slots": 2, "kv_policy": "optimistic"}).effective_slots == 2

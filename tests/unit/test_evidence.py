@@ -302,7 +302,7 @@ def test_a_run_that_cannot_end_is_bounded() -> None:
 def test_every_signal_is_present_and_json_safe() -> None:
     facts = _scheduler().telemetry().to_dict()
     assert set(facts) == set(SchedulerTelemetry.__struct_fields__)
-    assert len(facts) == 25
+    assert len(facts) >= 25
     json.dumps(facts, allow_nan=False)
 
 

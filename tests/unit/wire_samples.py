@@ -67,6 +67,9 @@ FACTS = EngineFacts(
     tokenizer_fingerprint="t" * 8,
     prefill_tokens_per_s=690.0,
     decode_tick_s=0.0125,
+    parked_bytes_each=213_744,
+    parked_bytes_per_token=23052,
+    park_tokens_per_s=24_000.0,
 )
 
 FROM_CLIENT: list[calls.FromClient] = [
@@ -143,6 +146,9 @@ TO_WORKER: list[ticks.ToWorker] = [
         prefill=[
             ticks.PrefillRow(slot=2, gen=6, start=0, tokens=TOKENS, sample=True, n_emitted=1, params=PARAMS),
         ],
+        park=[(3, 2)],
+        restore=[ticks.RestoreRow(slot=1, parked=1, gen=5)],
+        discard=[0],
     ),
     ticks.WorkerWelcome(major=1, minor=0, broker_id="b-1", worker_id="w-1"),
     ticks.WorkerRefused(reason="busy", message="another worker serves"),
@@ -168,6 +174,8 @@ FROM_WORKER: list[ticks.FromWorker] = [
         error_code=-3,
         kv_tokens=20,
         timings=ticks.Timings(engine_s=0.25, sample_s=0.125, total_s=0.5),
+        unparked=[3],
+        parked_bytes=461_040,
     ),
     ticks.WorkerHello(
         major=1,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treadle_shared.engine import BatchEngine, DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.engine import BatchEngine, DecodeItem, EngineFacts, ParkingEngine, PrefillItem, StepResult
 from treadle_shared.errors import ConfigError, DecodeFailed
 
 _HEAD: Final = 4  # tokens of a sequence that are looked at
@@ -107,6 +107,22 @@ class FaultyEngine:
         """See BatchEngine."""
         self._prompts.pop((session, epoch), None)
         self._engine.release(session, epoch)
+
+    def park(self, session: int | str, epoch: int) -> bool:
+        """See ParkingEngine."""
+        assert isinstance(self._engine, ParkingEngine)
+        return self._engine.park(session, epoch)
+
+    def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
+        """See ParkingEngine."""
+        assert isinstance(self._engine, ParkingEngine)
+        self._prompts[new_session, new_epoch] = self._prompts.pop((session, epoch), set())
+        return self._engine.restore(session, epoch, new_session, new_epoch)
+
+    @property
+    def parked_bytes(self) -> int:
+        """See ParkingEngine."""
+        return getattr(self._engine, "parked_bytes", 0)
 
     def close(self) -> None:
         """Close the wrapped engine where it can be closed."""

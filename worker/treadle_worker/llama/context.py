@@ -15,6 +15,7 @@ from treadle_worker.llama.batch import Batch
 from treadle_worker.llama.model import LlamaModel
 
 Logits = npt.NDArray[np.float32]
+State = npt.NDArray[np.uint8]
 
 MIN_EXACT_UBATCH: Final = 3  # three rows can be cut into pieces of two and more; two cannot hold an odd prompt
 _CONTEXT_STEP: Final = 256  # llama.cpp pads every sequence's context to this many tokens
@@ -51,7 +52,7 @@ class LlamaContext:
     def __init__(self, model: LlamaModel, config: NodeConfig, threads: int) -> None:
         self.model = model
         self._api = model.library.api
-        self.max_sequences = config.max_sessions
+        self.max_sequences = config.effective_slots
         with model.library.log.recorded() as lines:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
@@ -128,17 +129,15 @@ class LlamaContext:
         """Bytes that saving one sequence's state would take."""
         return int(self._api.llama_state_seq_get_size(self._handle, slot))
 
-    def save_state(self, slot: int) -> bytes:
-        """One sequence's KV, to be put back by ``load_state`` into any slot."""
-        size = self.state_bytes(slot)
-        buffer = (ctypes.c_uint8 * size)()
-        written = self._api.llama_state_seq_get_data(self._handle, buffer, size, slot)
-        return bytes(memoryview(buffer)[:written])
+    def save_state(self, slot: int) -> State:
+        """One sequence's KV, to be put back by ``load_state`` into any slot. Raises MemoryError."""
+        state: State = np.empty(self.state_bytes(slot), np.uint8)  # neither zeroed first nor copied afterwards
+        written = self._api.llama_state_seq_get_data(self._handle, _bytes_of(state), len(state), slot)
+        return state[:written]
 
-    def load_state(self, slot: int, state: bytes) -> None:
+    def load_state(self, slot: int, state: State) -> None:
         """Put a saved KV into a slot, in place of what it holds. Raises DecodeFailed where it does not fit."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not self._api.llama_state_seq_set_data(self._handle, buffer, len(state), slot):
+        if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), slot):
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
 
     def _make(self, config: NodeConfig, threads: int) -> Any:
@@ -174,6 +173,10 @@ class LlamaContext:
             buffer = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
             self._logits = (address, np.frombuffer(memoryview(buffer), np.float32).reshape(shape))
         return self._logits[1]
+
+
+def _bytes_of(state: State) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _buffer_bytes(line: str) -> int:

@@ -17,6 +17,7 @@ from treadle_worker.llama.context import LlamaContext, Logits, check_kv_type
 from treadle_worker.llama.facts import measure_facts
 from treadle_worker.llama.library import load_library
 from treadle_worker.llama.model import LlamaModel
+from treadle_worker.llama.parked import ParkedSequences
 from treadle_worker.llama.selftest import SelfTest, Verdict
 from treadle_worker.llama.sequence import Sequence
 from treadle_worker.llama.switches import SwitchChoice, choose_switches
@@ -71,6 +72,7 @@ class LlamaEngine:
             self._model.close()
             raise
         self._chooser = Chooser(library.api, self._model.n_vocab, self._model.eog, threads)
+        self._parked = ParkedSequences(self._context)
         self._eog = self._model.eog
         on_phase("testing")
         self._take_stock(config, threads)
@@ -89,6 +91,7 @@ class LlamaEngine:
         """Free sequences, context and model; the engine is unusable afterwards."""
         for session, sequence in list(self._sequences.items()):
             self.release(session, sequence.epoch)
+        self._parked.forget_all()
         self._chooser.close()
         self._context.close()
         self._model.close()
@@ -144,13 +147,47 @@ class LlamaEngine:
 
     def release(self, session: int | str, epoch: int) -> None:
         """Forget a sequence and give its KV back; unknown ones are no error."""
+        sequence = self._leave(session, epoch)
+        if sequence is None:
+            self._parked.forget((session, epoch))
+        else:
+            sequence.free()
+
+    def park(self, session: int | str, epoch: int) -> bool:
+        """See ParkingEngine."""
+        sequence = self._sequences.get(session)
+        if sequence is None or sequence.epoch != epoch or not self._parked.save(int(session), sequence):
+            return False
+        self._leave(session, epoch)
+        return True
+
+    def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
+        """See ParkingEngine."""
+        try:
+            sequence = self._parked.load((session, epoch), int(new_session))
+        except DecodeFailed:
+            return False
+        if sequence is None:
+            return False
+        sequence.epoch = new_epoch
+        self._sequences[new_session] = sequence
+        self._kv_tokens += sequence.length
+        return True
+
+    @property
+    def parked_bytes(self) -> int:
+        """See ParkingEngine."""
+        return self._parked.bytes_held
+
+    def _leave(self, session: int | str, epoch: int) -> Sequence | None:
+        """Empty the slot of a sequence; None where it is not there."""
         sequence = self._sequences.get(session)
         if sequence is None or sequence.epoch != epoch:
-            return
+            return None
         del self._sequences[session]
         self._kv_tokens -= sequence.length
         self._context.forget(int(session))
-        sequence.free()
+        return sequence
 
     # ---- sequences
 

@@ -16,6 +16,7 @@ from treadle_worker.llama.sampler import CHAIN_BYTES
 
 _WARM_ROWS: Final = 2  # the fewest that exact numerics run together
 _PROMPT: Final = 64  # tokens of the timed prompt: enough for a rate, a fraction of a second on a small CPU
+_MOVES: Final = 2  # timed moves of a saved state; the first one touches new memory
 _TICKS: Final = 2  # timed decode ticks; one before them builds the graph
 _TICK_BUDGET_S: Final = 0.5  # no second timed tick where one takes longer
 _CELL_RECORD: Final = 12  # bytes of a saved KV cell beside K and V: position, number of sequences, sequence id
@@ -31,7 +32,8 @@ def measure_facts(
     ``exact`` is the self-test's verdict. Raises DecodeFailed where the model cannot run at all.
     """
     try:
-        prefill_rate, kv_bytes = _time_prefill(context)
+        prefill_rate, kv_bytes, state_head = _time_prefill(context)
+        park_rate = _time_parking(context)
         tick_s = _time_decode(context)
     finally:
         context.forget_all()
@@ -50,6 +52,9 @@ def measure_facts(
         tokenizer_fingerprint=model.fingerprint_tokenizer(),
         prefill_tokens_per_s=prefill_rate,
         decode_tick_s=tick_s,
+        parked_bytes_each=CHAIN_BYTES + state_head,
+        parked_bytes_per_token=kv_bytes + _CELL_RECORD,
+        park_tokens_per_s=park_rate,
     )
 
 
@@ -81,11 +86,12 @@ def recipe(model: LlamaModel, config: NodeConfig, threads: int) -> str:
     )
 
 
-def _time_prefill(context: LlamaContext) -> tuple[float, int]:
-    """Prompt tokens per second, and KV bytes of one token.
+def _time_prefill(context: LlamaContext) -> tuple[float, int, int]:
+    """Prompt tokens per second, KV bytes of one token, and bytes of a saved state beside its tokens.
 
-    The latter is how much the saved state of one sequence grows with each token, less what a record holds
-    beside K and V. A model that keeps no such cache (a recurrent one) grows by nothing, reported as 1.
+    KV bytes are how much the saved state of one sequence grows with each token, less what a record holds
+    beside K and V. A model that keeps no such cache (a recurrent one) grows by nothing, reported as 1. Leaves a
+    sequence of the prompt in slot 0.
     """
     size = min(_PROMPT, context.n_ubatch)
     _prefill(context, 0, _WARM_ROWS)
@@ -94,8 +100,20 @@ def _time_prefill(context: LlamaContext) -> tuple[float, int]:
     _prefill(context, _WARM_ROWS, size)
     rate = size / (time.perf_counter() - started)
     grown = context.state_bytes(0) - small
+    return rate, max(grown // size - _CELL_RECORD, 1), max(small - grown * _WARM_ROWS // size, 0)
+
+
+def _time_parking(context: LlamaContext) -> float:
+    """Rows per second that slot 0 moves out and in again, the best of a few. Leaves the KV empty."""
+    best, rows = float("inf"), context.length(0)
+    for _ in range(_MOVES):
+        started = time.perf_counter()
+        state = context.save_state(0)
+        context.forget(0)
+        context.load_state(0, state)
+        best = min(best, time.perf_counter() - started)
     context.forget_all()
-    return rate, max(grown // size - _CELL_RECORD, 1)
+    return rows / best
 
 
 def _prefill(context: LlamaContext, start: int, size: int) -> None:

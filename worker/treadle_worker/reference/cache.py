@@ -28,14 +28,17 @@ class SessionCache:
     """KV state keyed by ``(session, epoch)``: another epoch of a session never sees it.
 
     Cached tokens cost ``layout.bytes_per_token`` each and never more than ``budget_bytes`` together. Where
-    room is needed the least recently used sequence is dropped whole.
+    room is needed the least recently used sequence is dropped whole. Parked sequences are counted apart and never
+    dropped.
     """
 
     layout: KvLayout
     budget_bytes: int
     evictions: int = 0
     tokens: int = 0
+    parked_tokens: int = 0
     _sequences: OrderedDict[SequenceKey, CachedSequence] = field(default_factory=OrderedDict)
+    _parked: dict[SequenceKey, CachedSequence] = field(default_factory=dict)
 
     @property
     def bytes_used(self) -> int:
@@ -81,11 +84,39 @@ class SessionCache:
         sequence = self._sequences.pop((session, epoch), None)
         if sequence is not None:
             self.tokens -= sequence.tokens
+        parked = self._parked.pop((session, epoch), None)
+        if parked is not None:
+            self.parked_tokens -= parked.tokens
+
+    def park(self, session: int | str, epoch: int) -> bool:
+        """Set a sequence aside; False where it is not there."""
+        sequence = self._sequences.pop((session, epoch), None)
+        if sequence is None:
+            return False
+        self._parked[session, epoch] = sequence
+        self.tokens -= sequence.tokens
+        self.parked_tokens += sequence.tokens
+        return True
+
+    def restore(self, parked: SequenceKey, key: SequenceKey) -> bool:
+        """Take a sequence back under another key; False, and it is lost, where it is not there or others leave it no
+        room.
+        """
+        sequence = self._parked.pop(parked, None)
+        if sequence is None:
+            return False
+        self.parked_tokens -= sequence.tokens
+        if not self._make_room(sequence.tokens, frozenset()):
+            return False
+        self._sequences[key] = sequence
+        self.tokens += sequence.tokens
+        return True
 
     def check(self) -> None:
         """Raise AssertionError where the accounts do not add up."""
         held = sum(sequence.tokens for sequence in self._sequences.values())
         assert held == self.tokens, f"{held} tokens are held, {self.tokens} are accounted for"
+        assert self.parked_tokens == sum(sequence.tokens for sequence in self._parked.values())
         assert self.bytes_used <= self.budget_bytes, f"{self.bytes_used} bytes exceed {self.budget_bytes}"
         for key, sequence in self._sequences.items():
             assert sequence.tokens <= sequence.kv.capacity, f"{key}: {sequence.tokens} tokens have no room"

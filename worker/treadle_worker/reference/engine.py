@@ -87,6 +87,19 @@ class KvBatchEngine:
         """Forget a sequence and give its KV back; unknown ones are no error."""
         self._cache.release(session, epoch)
 
+    def park(self, session: int | str, epoch: int) -> bool:
+        """See ParkingEngine. The arrays stay where they are: only the account changes."""
+        return self._cache.park(session, epoch)
+
+    def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
+        """See ParkingEngine."""
+        return self._cache.restore((session, epoch), (new_session, new_epoch))
+
+    @property
+    def parked_bytes(self) -> int:
+        """See ParkingEngine."""
+        return self._cache.parked_tokens * self._cache.layout.bytes_per_token
+
     def check(self) -> None:
         """Raise AssertionError where the cache's accounts do not add up."""
         self._cache.check()
@@ -167,6 +180,7 @@ def _facts(
         tokenizer_fingerprint=FINGERPRINT,
         prefill_tokens_per_s=cost.prefill_tokens_per_s,
         decode_tick_s=cost.decode_tick_s,
+        parked_bytes_per_token=adapter.kv_bytes_per_token,
     )
 
 
