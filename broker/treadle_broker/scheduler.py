@@ -66,6 +66,7 @@ class Scheduler:
         accepted, decisions = self._admission.submit(jobs, now)
         for session in accepted:
             self._deadlines.watch(session)
+            session.bind(self._roster.facts.recipe_fingerprint)
             if self._ready and session.is_of_another(self._roster.facts.recipe_fingerprint):
                 self._promoted.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
             elif session.emitted >= session.job.max_new_tokens:  # resumed, and only its end was missing

@@ -107,6 +107,11 @@ class Session:
         self.emitted = self.tokens_planned = self.emitted_at_death = self.job.emitted
         self.recipe = self.job.recipe
 
+    def bind(self, recipe: str) -> None:
+        """Its tokens, if it has any and nobody said otherwise, are taken for this recipe's."""
+        if self.emitted and not self.recipe:
+            self.recipe = recipe
+
     def is_of_another(self, recipe: str) -> bool:
         """Whether its tokens so far were computed with another recipe, so that it must not go on with this one."""
         return self.emitted > 0 and self.recipe not in ("", recipe)

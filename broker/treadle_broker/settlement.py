@@ -103,8 +103,8 @@ class Settlement:
             return
         if session.state is not State.DECODING and session.state is not State.PARKED:
             session.move(State.DECODING)
-        session.recipe = session.recipe or self._roster.facts.recipe_fingerprint
         session.emitted += 1
+        session.bind(self._roster.facts.recipe_fingerprint)
         session.misses = 0
         self._roster.suspects.clear(session)
         yield Emitted(session.key, session.emitted - 1, row.token, row.logprobs)

@@ -96,7 +96,7 @@ class LyingWorker:
             yield from parts
 
     def _parts(self, parts: Parts) -> Iterator[TickResult]:
-        yield from reversed(parts)
+        yield from parts if self._ticks % 3 else reversed(parts)
 
     def _hello(self) -> None:
         self._say(

@@ -51,9 +51,10 @@ def test_a_resumed_session_that_comes_before_the_worker_ends_once_the_worker_tel
     scheduler.check()
 
 
-@pytest.mark.parametrize("known", ["", "one", "two"])
-@pytest.mark.parametrize("recipe", ["one", ""])
-def test_a_resumed_session_goes_on_under_its_own_recipe_or_where_it_names_none(known: str, recipe: str) -> None:
+@pytest.mark.parametrize(("known", "recipe"), [("", "one"), ("one", "one"), ("two", "one"), ("", ""), ("one", "")])
+def test_a_resumed_session_goes_on_under_its_own_recipe_or_where_none_is_named_and_none_was_known_before(
+    known: str, recipe: str
+) -> None:
     scheduler = _scheduler(known)
     scheduler.submit([_resumed(recipe)], 0.0)
     assert _ends(scheduler.worker_ready(facts(recipe_fingerprint="one"), 0.0)) == []
