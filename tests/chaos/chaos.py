@@ -35,6 +35,7 @@ NODE_FLAGS = (
     "--max-sessions", "4", "--queue-depth", "16", "--session-tokens", "1024", "--tick-timeout-s", "5",
     "--orphan-timeout-s", "2", "--result-ttl-s", "5", "--log-format", "json", "--faults", "kill@token=7",
 )  # fmt: skip
+TURNS_FLAGS = ("--kv-policy", "optimistic", "--slots", "2", "--slice-tokens", "8")
 SPARE_DESCRIPTORS = 6  # sockets that zmq closes a moment later
 
 
@@ -43,7 +44,7 @@ def main() -> int:
     options = _options()
     random_ = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="treadle-chaos-") as folder:
-        flags = [*NODE_FLAGS, "--engine", options.engine]
+        flags = [*NODE_FLAGS, "--engine", options.engine, *(TURNS_FLAGS if options.turns else ())]
         node = ServedNode(Path(folder) / "node", *flags).wait_ready()
         try:
             summary = _run(node, random_, options)
@@ -72,6 +73,7 @@ def _run(node: ServedNode, random_: random.Random, options: argparse.Namespace) 
         "faults_total": sum(faults.values()),
         "finished_sessions": finished,
         "outcomes": dict(load.tally.outcomes),
+        "parks": node.status()["telemetry"]["parks_total"],
         "violations": load.tally.violations,
     }
 
@@ -115,6 +117,7 @@ def _check_idle(node: ServedNode, tally: Tally, descriptors: int) -> None:
         settled = sum(seen[f"{name}_total"] for name in ("done", "failed", "cancelled", "rejected"))
         return {
             "kv_bytes": seen["kv_bytes"],
+            "parked": seen["parked_bytes"] + seen["parked_sessions"],
             "active_sessions": seen["active_sessions"],
             "queue_depth": seen["queue_depth"],
             "kv_drift_rows": facts["kv_drift_rows"],
@@ -139,6 +142,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of faults and load (1)")
     parser.add_argument("--engine", choices=("reference", "llama"), default="reference")
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds between two faults (2.0)")
+    parser.add_argument("--turns", action="store_true", help="the optimistic policy, with fewer slots than sessions")
     parser.add_argument("--longest", type=int, default=300, help="most tokens of an answer (300)")
     return parser.parse_args()
 
