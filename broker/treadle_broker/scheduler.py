@@ -240,6 +240,8 @@ class Scheduler:
                 events.append(self._finish(session, DoneReason.FAILED, "recipe_changed"))
             elif not roster.can_ever_fit(session):
                 events.append(self._finish(session, DoneReason.FAILED, "does_not_fit"))
+            else:
+                session.bind(facts.recipe_fingerprint)
         roster.reseat()
         return events
 
