@@ -29,13 +29,15 @@ def expected_facts(config: NodeConfig, tokenizer: Tokenizer) -> EngineFacts:
 def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
     """The budget that the configuration and the engine's facts come to.
 
-    Where no figure was set, KV is ``max_sessions`` whole contexts, scratch ``max_sessions`` times what one
-    session was measured to cost, and weights what is loaded.
+    Where no figure was set, KV is as many whole contexts as there are slots for sessions and for what is kept of ended
+    ones, scratch ``max_sessions`` times what one session was measured to cost, and weights what is loaded.
     """
+    cache_slots = config.effective_cache_slots if facts.can_copy else 0
+    contexts = config.max_sessions + cache_slots
     scratch_each = facts.scratch_bytes_per_session
     return NodeBudget(
         weight_bytes=config.weight_bytes or max(1, facts.weight_bytes),
-        kv_bytes=config.kv_bytes or config.max_sessions * facts.context_tokens * facts.kv_bytes_per_token,
+        kv_bytes=config.kv_bytes or contexts * facts.context_tokens * facts.kv_bytes_per_token,
         scratch_bytes=config.scratch_bytes or config.max_sessions * scratch_each or _UNBOUNDED,
         scratch_bytes_per_session=scratch_each,
         queue_depth=config.queue_depth,
@@ -43,4 +45,5 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         max_active=config.max_sessions,
         max_batch_size=config.max_batch_size,
         max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
+        cache_slots=cache_slots,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle_broker.fair_queue import FairQueue
 from treadle_broker.ledger import Ledger
+from treadle_broker.prefix_map import PrefixMap
 from treadle_broker.session import Session, SessionKey, State
 from treadle_broker.slots import SlotTable
 from treadle_broker.suspects import Suspects
@@ -21,7 +22,9 @@ class Roster:
         self.facts = facts
         self.sessions: dict[SessionKey, Session] = {}
         self.queue = FairQueue()
-        self.slots = SlotTable(self._places)
+        self.slots = SlotTable(self._places, len(self._cache_places))
+        self.prefixes = PrefixMap(self.slots, budget.prefix_block_tokens)
+        self.prefixes.reset(self._cache_places)
         self.ledger = Ledger()
         self.suspects = Suspects()
         self._returning: dict[Session, None] = {}
@@ -49,6 +52,18 @@ class Roster:
     def _places(self) -> int:
         """Sessions that may hold a slot at once."""
         return min(self.budget.effective_active_cap, self.facts.max_sequences)
+
+    @property
+    def _cache_places(self) -> range:
+        """Slots that may keep what finished sessions left: above those that sessions hold."""
+        places = max(self._places, 0)
+        spare = min(self.budget.cache_slots, self.facts.max_sequences - places)
+        return range(places, places + spare if self.facts.can_copy else places)
+
+    @property
+    def cache_room(self) -> int:
+        """Rows that may be kept beside what is reserved."""
+        return self.kv_limit - self.ledger.reserved
 
     @property
     def anyone_ahead(self) -> bool:
@@ -104,6 +119,7 @@ class Roster:
         self._returning.pop(session, None)
         self.ledger.give_back(session)
         if session.slot is not None:
+            self.prefixes.depart(session)
             self.slots.vacate(session)
 
     def end(self, session: Session) -> None:
@@ -123,11 +139,14 @@ class Roster:
             self.rebuild(session)
             return
         session.void_planned()
+        if session.rows_done == 0:
+            self.prefixes.withdraw(session)
         self.slots.set_rows(session.slot, session.rows_done)
         self._resume_prefill(session)
 
     def rebuild(self, session: Session) -> None:
         """Its KV is gone or unknown: start it anew, in its slot or in the next one that opens."""
+        self.prefixes.withdraw(session)
         session.rebuild(self.facts.replay_decode)
         session.move(State.RECOVERING)
         if session.slot is None:
@@ -145,8 +164,15 @@ class Roster:
             self.leave(session)
             session.rebuild(self.facts.replay_decode)  # which may not have been known when it was seated
         self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
-        self.slots.resize(self._places)
+        self.slots.resize(self._places, len(self._cache_places))
+        self.prefixes.block = self.budget.prefix_block_tokens
+        self.prefixes.reset(self._cache_places)
         self._seat_returning()
+
+    def forget_engine(self) -> None:
+        """The engine is gone, and every row with it."""
+        self.slots.forget_engine()
+        self.prefixes.reset(self._cache_places)
 
     def _seat_returning(self) -> None:
         while self._returning:
@@ -160,6 +186,8 @@ class Roster:
         self.ledger.reserve(session)
         self.slots.assign(session)
         self._prefilling[session] = None
+        self.prefixes.touch(session)
+        self.prefixes.shrink(self.cache_room)
 
     def _resume_prefill(self, session: Session) -> None:
         """Back among the prefilling, in the order in which they started."""
@@ -172,6 +200,8 @@ class Roster:
         self.slots.check()
         self.ledger.check()
         self.suspects.check()
+        self.prefixes.check()
+        assert self.prefixes.rows <= max(self.cache_room, 0)
         seated = set(self.slots.sessions())
         everyone = set(self.sessions.values())
         queued = set(self.queue.in_order())

@@ -14,7 +14,7 @@ from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
 from treadle_broker.inflight import InFlight, Sent
 from treadle_broker.marks import Marks
-from treadle_broker.plan import Event, Finished, Plan, PlannedDecode, PlannedPrefill, Promoted
+from treadle_broker.plan import Event, Finished, Plan, PlannedCopy, PlannedDecode, PlannedPrefill, Promoted
 from treadle_broker.planner import Planner, Row
 from treadle_broker.retry import RetryEstimator
 from treadle_broker.roster import Roster
@@ -118,7 +118,8 @@ class Scheduler:
         self._roster.end(session)
         self._admission.forget(session)
         self._counters.end(reason)
-        return Finished(session.key, reason, detail, session.emitted if tokens is None else tokens)
+        emitted = session.emitted if tokens is None else tokens
+        return Finished(session.key, reason, detail, emitted, session.copied)
 
     # ---- ticks
 
@@ -129,13 +130,14 @@ class Scheduler:
         while (session := self._roster.next_to_promote()) is not None:
             self._roster.promote(session, now)
             self._promoted.append(Promoted(session.key, now - session.submitted_at))
+        keep = self._roster.prefixes.keep_departed(self._roster.cache_room)
         release = self._roster.slots.take_releases()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
         prefill = [] if crowded else self._planner.prefills()
         if not (release or decode or prefill):
             return None
-        return self._send(release, decode, prefill, now)
+        return self._send(keep, release, decode, prefill, now)
 
     def take_promoted(self) -> list[Event]:
         """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live; and the ends
@@ -162,13 +164,21 @@ class Scheduler:
             self._retire(result, now)
         return events
 
-    def _send(self, release: tuple[int, ...], decode: list[Row], prefill: list[Row], now: float) -> Plan:
+    def _send(
+        self,
+        keep: tuple[PlannedCopy, ...],
+        release: tuple[int, ...],
+        decode: list[Row],
+        prefill: list[Row],
+        now: float,
+    ) -> Plan:
         plan = Plan(
             self._next_tick,
             self._resync,
             release,
             tuple(row for row, _ in decode if isinstance(row, PlannedDecode)),
             tuple(row for row, _ in prefill if isinstance(row, PlannedPrefill)),
+            keep,
         )
         self._next_tick += 1
         self._resync = False
@@ -225,7 +235,7 @@ class Scheduler:
         bystanders = [session for session in active if session not in in_ticks]
         events = list(self._settlement.lost(list(in_ticks), why))
         events += self._settlement.restart(bystanders, why)
-        self._roster.slots.forget_engine()
+        self._roster.forget_engine()
         return events
 
     @property
@@ -257,6 +267,7 @@ class Scheduler:
             tick_s=self._retry.measured_tick_s,
             epoch_floor=floor,
             epochs=epochs,
+            kept=self._roster.prefixes.memory(),
         )
 
     def remember(self, marks: Marks) -> None:
@@ -267,6 +278,7 @@ class Scheduler:
         self._last_result_at = marks.last_result_at
         self._retry.remember(marks.tick_s)
         self._admission.epochs.remember(marks.epoch_floor, marks.epochs)
+        self._roster.prefixes.remember(marks.kept)
 
     # ---- facts
 
@@ -310,4 +322,4 @@ class Scheduler:
         assert counters.submitted == len(self._roster.sessions) + counters.settled
         if self.idle and not self._roster.slots.releases_due:
             assert self._roster.ledger.reserved == 0
-            assert self._roster.slots.physical_rows == 0
+            assert self._roster.slots.physical_rows == self._roster.prefixes.rows

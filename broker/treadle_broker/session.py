@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from treadle_shared.outcome import DoneReason
 
+DIGEST_BYTES = 16  # of one block of a prompt: at 128 bits two different ones never meet
+
 
 class SessionKey(NamedTuple):
     """One session. Ids are scoped to their client; the epoch tells apart uses of the same id."""
@@ -22,7 +24,8 @@ class Job:
     """What a client asks for, in lengths. Times are absolute on the scheduler's clock; None is no bound.
 
     ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
-    so the queue's bounds do not turn it away again.
+    so the queue's bounds do not turn it away again. ``prefix`` are the digests of the prompt's whole blocks, one after
+    the other, each over everything before it too; empty where nothing may be shared.
     """
 
     client: str
@@ -34,6 +37,7 @@ class Job:
     deadline: float | None = None
     emitted: int = 0
     resumed: bool = False
+    prefix: bytes = b""
 
     @property
     def need_tokens(self) -> int:
@@ -72,7 +76,8 @@ class Session:
     *emitted* ones are confirmed by a result. Between the two lies what a failed tick takes back.
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
-    after an eviction since it last emitted a token.
+    after an eviction since it last emitted a token. ``copied`` prompt rows were not run but copied, from slot and
+    generation ``copied_from``.
     """
 
     key: SessionKey
@@ -93,6 +98,8 @@ class Session:
     lone_deaths: int = 0
     emitted_at_death: int = 0
     misses: int = 0
+    copied: int = 0
+    copied_from: tuple[int, int] = (-1, -1)
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,8 @@ from treadle_shared.config import MIN_SESSION_TOKENS, NodeConfig
 from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
-_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session"})
+_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session", "cache_slots"})
+PREFIX_BLOCK_TOKENS = 16  # reuse goes by whole blocks: short enough for a system prompt, long enough to be worth a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class NodeBudget:
     ``scratch_bytes_per_session`` what a session costs outside KV, ``scratch_bytes`` the envelope over all
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick.
+    ``cache_slots`` sequences keep prefixes of finished sessions, in blocks of ``prefix_block_tokens``, within what
+    live ones leave of ``kv_bytes``; 0 turns every reuse off.
 
     Raises ConfigError naming the field that is negative, zero where that makes no sense, or not an integer.
     """
@@ -32,6 +35,8 @@ class NodeBudget:
     max_active: int = 8
     max_batch_size: int = 256
     max_prefill_tokens_per_tick: int = 512
+    cache_slots: int = 0
+    prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -51,6 +51,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``emitted`` resumes a session: the tokens of its answer that the client holds (an int32 array, perhaps empty), with
     the ``key`` and all the parameters that its first acceptance told. The answer goes on after them.
+
+    ``cache_salt``: only requests with the same one may start from one another's prompt; whoever does not know it
+    cannot learn from an answer's speed what others asked.
     """
 
     prompt: Text | None = None
@@ -67,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     queue_timeout_s: Timeout | None = None
     deadline_s: Timeout | None = None
     emitted: Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
 # ---- client to broker

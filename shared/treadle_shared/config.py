@@ -25,6 +25,8 @@ NODE_FILE = "node.toml"  # what a supervisor leaves in the runtime directory for
 
 MIN_SESSION_TOKENS = 8  # the shortest context that is of any use
 
+_MOST_DERIVED_CACHE_SLOTS = 8  # each takes the memory of a whole session
+
 Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
@@ -33,7 +35,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Every setting of a node. Lengths in tokens, sizes in bytes, times in seconds.
 
     ``None`` means "derived": the budgets from the loaded model and the other settings, ``numerics`` from the
-    device (exact on a CPU, fast on a GPU), ``threads`` from the CPUs this process may use.
+    device (exact on a CPU, fast on a GPU), ``threads`` from the CPUs this process may use, ``prefix_sharing`` from who
+    may open the runtime directory (node where that is one user, else client).
     """
 
     # the model and how it runs
@@ -58,6 +61,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weight_bytes: Positive | None = None
     scratch_bytes: Positive | None = None
     default_max_tokens: Annotated[int, Meta(ge=1, le=MAX_NEW_TOKENS)] = 256
+    cache_slots: Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)] | None = None
+    prefix_sharing: Literal["client", "node", "off"] | None = None
 
     # how it schedules
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = MAX_SEQUENCES
@@ -89,11 +94,22 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.worker_silence_s < 2 * self.heartbeat_s:
             raise ConfigError("worker_silence_s", f"must be at least twice heartbeat_s ({self.heartbeat_s})")
+        if self.max_sessions + (self.cache_slots or 0) > MAX_SEQUENCES:
+            raise ConfigError("cache_slots", f"with max_sessions ({self.max_sessions}) exceeds {MAX_SEQUENCES}")
 
     @property
     def effective_max_tokens(self) -> int:
         """The ``max_tokens`` of a request that names none; never more than half of what a session holds."""
         return min(self.default_max_tokens, self.session_tokens // 2)
+
+    @property
+    def effective_cache_slots(self) -> int:
+        """``cache_slots``, or half of ``max_sessions``, at least 1 and at most 8; none where nothing is shared."""
+        if self.prefix_sharing == "off":
+            return 0
+        if self.cache_slots is not None:
+            return self.cache_slots
+        return min(max(1, self.max_sessions // 2), _MOST_DERIVED_CACHE_SLOTS, MAX_SEQUENCES - self.max_sessions)
 
     @property
     def effective_numerics(self) -> Literal["exact", "fast"]:

@@ -10,29 +10,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
-from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
+from treadle_shared.engine import BatchEngine, CopyingEngine, CopyItem, DecodeItem, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed, InvalidTick, MalformedMessage
 from treadle_shared.limits import MAX_DETAIL
-from treadle_shared.ticks import DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
+from treadle_shared.ticks import CopyRow, DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
 from treadle_shared.tokens import unpack_tokens
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What the runner knows of one occupied slot. ``ended``: rows for it are skipped until it is released."""
+    """What the runner knows of one occupied slot. ``ended``: rows for it are skipped until it is released.
+    ``missing``: its KV was found to be gone. ``kept``: it is only copied from.
+    """
 
     gen: int
     pos: int = 0
     ended: bool = False
+    missing: bool = False
+    kept: bool = False
+
+
+_Move = tuple[CopyItem, _Slot]
 
 
 @dataclass(slots=True)
 class _Work:
-    """A checked tick: what the engine runs, what is skipped, which slots get a new generation."""
+    """A checked tick: what the engine runs, what is skipped, which slots get a new generation. ``after`` are the
+    slots once keeps, releases and copies are done.
+    """
 
+    after: dict[int, _Slot]
+    keep: list[_Move] = field(default_factory=list)
+    copy: list[_Move] = field(default_factory=list)
     decode: list[DecodeItem] = field(default_factory=list)
     prefill: list[PrefillItem] = field(default_factory=list)
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -65,9 +78,12 @@ class TickRunner:
             self._broken = True
             yield self._refusal(tick, str(error), error_code=-1)
             return
-        for slot in tick.release:
-            self._release(slot)
-        self._slots.update(work.opened)
+        try:
+            self._move(tick, work)
+        except DecodeFailed as error:
+            self._broken = True
+            yield self._refusal(tick, str(error), error.code)
+            return
         yield from self._parts(tick, work)
 
     def reset(self) -> None:
@@ -82,6 +98,20 @@ class TickRunner:
         assert self._engine.kv_tokens <= rows, f"engine holds {self._engine.kv_tokens} rows, slots {rows}"
 
     # ---- running
+
+    def _move(self, tick: Tick, work: _Work) -> None:
+        for item, slot in work.keep:
+            self._release(int(item.session))
+            self._copy(item, slot)
+        for number in tick.release:
+            self._release(number)
+        for item, slot in work.copy:
+            self._copy(item, slot)
+        self._slots.update(work.opened)
+
+    def _copy(self, item: CopyItem, slot: _Slot) -> None:
+        slot.missing = not cast(CopyingEngine, self._engine).copy(item)
+        self._slots[int(item.session)] = slot
 
     def _parts(self, tick: Tick, work: _Work) -> Iterator[TickResult]:
         if work.decode or work.skipped or not work.prefill:
@@ -121,6 +151,7 @@ class TickRunner:
         for item, row in zip(items, part.rows, strict=not part.error):
             slot = self._slots[row.slot]
             slot.ended = row.eog or row.miss
+            slot.missing = row.miss
             if not row.miss:
                 slot.pos += len(item.tokens) if isinstance(item, PrefillItem) else 1
 
@@ -132,15 +163,52 @@ class TickRunner:
     # ---- checks: nothing below changes a slot
 
     def _checked(self, tick: Tick) -> _Work:
-        work = _Work()
-        released = set(tick.release)
+        work = _Work(dict(self._slots))
+        for move in tick.keep:
+            self._add_keep(move, work)
+        for number in tick.release:
+            work.after.pop(number, None)
+        for move in tick.copy:
+            self._add_copy(move, work)
         for row in tick.decode:
             self._claim(row.slot, work.seen)
-            self._add_decode(row, self._held(row.slot, row.gen, released), work)
+            self._add_decode(row, self._held(row.slot, row.gen, work), work)
         for chunk in tick.prefill:
             self._claim(chunk.slot, work.seen)
-            self._add_prefill(chunk, released, work)
+            self._add_prefill(chunk, work)
         return work
+
+    def _add_keep(self, row: CopyRow, work: _Work) -> None:
+        if row.params is not None:
+            raise InvalidTick(f"slot {row.slot}: what is kept has no sampling parameters")
+        there = work.after.get(row.slot)
+        if there is not None and not there.kept:
+            raise InvalidTick(f"slot {row.slot}: a sequence is there")
+        work.keep.append(self._moved(row, work))
+
+    def _add_copy(self, row: CopyRow, work: _Work) -> None:
+        if row.params is None:
+            raise InvalidTick(f"slot {row.slot}: a copied sequence carries no sampling parameters")
+        if row.slot in work.after:
+            raise InvalidTick(f"slot {row.slot}: generation {work.after[row.slot].gen} is still there")
+        work.copy.append(self._moved(row, work))
+
+    def _moved(self, row: CopyRow, work: _Work) -> _Move:
+        """The copy, once its source is found to hold what it needs."""
+        if not self._facts.can_copy:
+            raise InvalidTick(f"slot {row.slot}: the engine cannot copy sequences")
+        if row.slot >= self._facts.max_sequences:
+            raise InvalidTick(f"slot {row.slot}: the engine has {self._facts.max_sequences}")
+        source = work.after.get(row.source)
+        if source is None or source.gen != row.source_gen or row.source == row.slot:
+            raise InvalidTick(f"slot {row.source}: generation {row.source_gen} is not there to be copied")
+        if row.rows > source.pos and not source.missing:
+            raise InvalidTick(f"slot {row.source}: {row.rows} rows to be copied, the engine is at {source.pos}")
+        seen = unpack_tokens(row.seen)
+        if seen and (min(seen) < 0 or max(seen) >= self._facts.n_vocab):
+            raise InvalidTick(f"slot {row.slot}: a copied token is outside the vocabulary")
+        slot = work.after[row.slot] = _Slot(row.gen, row.rows, kept=row.params is None)
+        return CopyItem(row.source, row.source_gen, row.slot, row.gen, row.rows, row.params, seen), slot
 
     def _claim(self, slot: int, seen: set[int]) -> None:
         if slot >= self._facts.max_sequences:
@@ -149,9 +217,9 @@ class TickRunner:
             raise InvalidTick(f"slot {slot}: more than one row in a tick")
         seen.add(slot)
 
-    def _held(self, number: int, gen: int, released: set[int]) -> _Slot:
-        slot = None if number in released else self._slots.get(number)
-        if slot is None or slot.gen != gen:
+    def _held(self, number: int, gen: int, work: _Work) -> _Slot:
+        slot = work.after.get(number)
+        if slot is None or slot.gen != gen or slot.kept:
             raise InvalidTick(f"slot {number}: generation {gen} is not there")
         return slot
 
@@ -167,16 +235,16 @@ class TickRunner:
         token = None if row.token < 0 else row.token
         work.decode.append(DecodeItem(row.slot, row.gen, row.pos, token, row.sample))
 
-    def _add_prefill(self, row: PrefillRow, released: set[int], work: _Work) -> None:
+    def _add_prefill(self, row: PrefillRow, work: _Work) -> None:
         tokens = unpack_tokens(row.tokens)
         if not tokens or min(tokens) < 0 or max(tokens) >= self._facts.n_vocab:
             raise InvalidTick(f"slot {row.slot}: a prefill of no tokens, or of one outside the vocabulary")
         self._check_room(row.slot, row.start + len(tokens))
         if row.start == 0:
-            self._check_free(row, released)
+            self._check_free(row, work)
             work.opened[row.slot] = _Slot(row.gen)
         else:
-            slot = self._held(row.slot, row.gen, released)
+            slot = self._held(row.slot, row.gen, work)
             if slot.ended:
                 work.skipped.append((row.slot, row.gen))
                 return
@@ -184,9 +252,9 @@ class TickRunner:
                 raise InvalidTick(f"slot {row.slot}: prefill at {row.start}, the engine is at {slot.pos}")
         work.prefill.append(PrefillItem(row.slot, row.gen, row.start, tokens, row.sample, row.n_emitted, row.params))
 
-    def _check_free(self, row: PrefillRow, released: set[int]) -> None:
-        if row.slot in self._slots and row.slot not in released:
-            raise InvalidTick(f"slot {row.slot}: generation {self._slots[row.slot].gen} is still there")
+    def _check_free(self, row: PrefillRow, work: _Work) -> None:
+        if row.slot in work.after:
+            raise InvalidTick(f"slot {row.slot}: generation {work.after[row.slot].gen} is still there")
         if row.params is None:
             raise InvalidTick(f"slot {row.slot}: the first chunk carries no sampling parameters")
 

@@ -15,7 +15,9 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     rejected_total`` holds in every snapshot. ``active_sessions`` counts every session that was promoted and
     has no final result yet; with two ticks in flight one that waits for its last token may already have left
     its slot to the next. ``kv_bytes`` is what live sessions hold, ``kv_cached_bytes`` what finished ones left
-    for reuse. ``batch_occupancy_avg`` averages over ticks that decoded.
+    for reuse. ``batch_occupancy_avg`` averages over ticks that decoded. Of ``prefix_lookups_total`` sequences that
+    were begun, with ``prefix_prompt_tokens_total`` prompt tokens, ``prefix_hits_total`` took their first
+    ``prefix_hit_tokens_total`` tokens together from another sequence; ``prefix_hit_rate`` is hit / prompt tokens.
     """
 
     active_sessions: int
@@ -43,6 +45,11 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_total: int
     rejected_total: int
     rejected_by_reason: dict[str, int]
+    prefix_lookups_total: int = 0
+    prefix_hits_total: int = 0
+    prefix_prompt_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    prefix_hit_rate: float = 0.0
 
     @property
     def balanced(self) -> bool:

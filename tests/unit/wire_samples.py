@@ -67,6 +67,7 @@ FACTS = EngineFacts(
     tokenizer_fingerprint="t" * 8,
     prefill_tokens_per_s=690.0,
     decode_tick_s=0.0125,
+    can_copy=True,
 )
 
 FROM_CLIENT: list[calls.FromClient] = [
@@ -84,6 +85,7 @@ FROM_CLIENT: list[calls.FromClient] = [
                 priority=-5,
                 queue_timeout_s=2.5,
                 deadline_s=30.0,
+                cache_salt="team-1",
             ),
             calls.Request(messages=[calls.ChatMessage(role="user", content="Hi")]),
             calls.Request(tokens=TOKENS),
@@ -142,6 +144,8 @@ TO_WORKER: list[ticks.ToWorker] = [
         prefill=[
             ticks.PrefillRow(slot=2, gen=6, start=0, tokens=TOKENS, sample=True, n_emitted=1, params=PARAMS),
         ],
+        keep=[ticks.CopyRow(source=3, source_gen=2, slot=8, gen=7, rows=16)],
+        copy=[ticks.CopyRow(source=8, source_gen=7, slot=3, gen=8, rows=16, params=PARAMS, seen=TOKENS)],
     ),
     ticks.WorkerWelcome(major=1, minor=0, broker_id="b-1", worker_id="w-1"),
     ticks.WorkerRefused(reason="busy", message="another worker serves"),

@@ -50,6 +50,7 @@ def measure_facts(
         tokenizer_fingerprint=model.fingerprint_tokenizer(),
         prefill_tokens_per_s=prefill_rate,
         decode_tick_s=tick_s,
+        can_copy=model.can_copy,
     )
 
 
@@ -58,7 +59,7 @@ def scratch_bytes(model: LlamaModel, context: LlamaContext) -> int:
     compute buffers (by llama.cpp's own account) and of one candidate table.
     """
     shared = context.compute_bytes + _CANDIDATE * model.n_vocab
-    return _FLOAT * model.n_vocab + CHAIN_BYTES + shared // context.max_sequences
+    return _FLOAT * model.n_vocab + CHAIN_BYTES + shared // context.max_sessions
 
 
 def recipe(model: LlamaModel, config: NodeConfig, threads: int) -> str:
@@ -105,8 +106,8 @@ def _prefill(context: LlamaContext, start: int, size: int) -> None:
 
 
 def _time_decode(context: LlamaContext) -> float:
-    """Seconds of one tick with a row for every sequence, the best of a few."""
-    rows, best = context.max_sequences, float("inf")
+    """Seconds of one tick with a row for every session, the best of a few."""
+    rows, best = context.max_sessions, float("inf")
     for position in range(1 + _TICKS):
         for slot in range(rows):
             context.fill(slot, position, [slot % context.model.n_vocab], slot)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treadle_shared.bytevocab import EOS, FINGERPRINT
-from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.engine import CopyItem, DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import InvalidTick, PartialShardError
 from treadle_shared.sampling import SamplingParams
 from treadle_worker.reference.adapter import KvBoundaryAdapter, Span
@@ -86,6 +86,13 @@ class KvBatchEngine:
     def release(self, session: int | str, epoch: int) -> None:
         """Forget a sequence and give its KV back; unknown ones are no error."""
         self._cache.release(session, epoch)
+
+    def copy(self, item: CopyItem) -> bool:
+        """Open a sequence with rows of another. See CopyingEngine."""
+        sampler = Sampler(item.params or SamplingParams())
+        sampler.feed(item.seen, 0)
+        source = (item.source, item.source_epoch)
+        return self._cache.copy(source, item.session, item.epoch, item.rows, sampler)
 
     def check(self) -> None:
         """Raise AssertionError where the cache's accounts do not add up."""
@@ -167,6 +174,7 @@ def _facts(
         tokenizer_fingerprint=FINGERPRINT,
         prefill_tokens_per_s=cost.prefill_tokens_per_s,
         decode_tick_s=cost.decode_tick_s,
+        can_copy=True,
     )
 
 
