@@ -77,7 +77,7 @@ class Session:
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
     after an eviction since it last emitted a token. ``copied`` prompt rows were not run but copied, from slot and
-    generation ``copied_from``.
+    generation ``copied_from``; ``starts_alone`` once that has missed.
     """
 
     key: SessionKey
@@ -100,6 +100,7 @@ class Session:
     misses: int = 0
     copied: int = 0
     copied_from: tuple[int, int] = (-1, -1)
+    starts_alone: bool = False
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:

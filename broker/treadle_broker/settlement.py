@@ -129,6 +129,7 @@ class Settlement:
         self._roster.prefixes.withdraw(session)
         if session.copied and session.rows_done == 0:
             self._roster.prefixes.distrust(*session.copied_from)
+            session.starts_alone = True  # a source that runs may miss again
         if not self._recover_misses or session.misses > _MAX_MISSES:
             return self._finish(session, DoneReason.CACHE_MISS, "the KV was evicted")
         self._roster.rebuild(session)

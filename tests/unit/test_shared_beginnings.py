@@ -125,6 +125,14 @@ def test_with_no_cache_slots_or_an_engine_that_cannot_copy_nothing_is_shared() -
         assert scheduler.telemetry(0.0).prefix_hit_tokens_total == 0
 
 
+def test_of_two_that_leave_together_each_gets_a_place_of_its_own() -> None:
+    scheduler = sharing(max_prefill_tokens_per_tick=100)
+    scheduler.submit([asking("a", 12, 0, new=2), asking("b", 24, 0, new=1), asking("c", 0, 12)], 0.0)
+    for _ in range(2):
+        tick(scheduler)
+    assert kept(planned(scheduler)) == [(0, 4, 12), (1, 5, 24)]
+
+
 # ---- within the budget
 
 
@@ -146,6 +154,19 @@ def test_nothing_is_kept_where_running_sessions_have_reserved_the_room() -> None
     leaving = planned(scheduler)
     assert leaving.release == (0,)
     assert kept(leaving) == []
+
+
+def test_what_is_kept_of_two_that_leave_together_stays_within_the_room() -> None:
+    scheduler = sharing(kv_tokens=52)
+    scheduler.submit([asking("a", 0, 12, new=1), asking("b", 0, 12, new=1), job("c", 20, 6)], 0.0)
+    tick(scheduler)
+    assert kept(planned(scheduler)) == [(0, 4, 12), (1, 5, 12)]
+    scheduler = sharing(kv_tokens=49)
+    scheduler.submit([asking("a", 0, 12, new=1), asking("b", 0, 12, new=1), job("c", 20, 3)], 0.0)
+    tick(scheduler)
+    scheduler.submit([job("d", 1, 4)], 0.0)
+    assert kept(planned(scheduler)) == [(0, 4, 12)]
+    scheduler.check()
 
 
 def test_what_a_seated_session_will_start_from_is_given_up_last() -> None:
@@ -285,6 +306,17 @@ def test_a_session_whose_source_was_lost_is_not_told_to_start_there_again() -> N
     again = planned(scheduler)
     assert (again.copy, prefilling(again)) == ((), {"b": 14})
     assert again.release == (0, 4)
+
+
+def test_a_copy_from_a_running_session_that_missed_is_not_tried_again() -> None:
+    scheduler = sharing()
+    scheduler.submit([asking("a", 12, 2, new=20)], 0.0)
+    tick(scheduler)
+    scheduler.submit([asking("b", 12, 2)], 0.0)
+    plan = planned(scheduler)
+    assert copies(plan) == [(0, 1, 12)]
+    scheduler.complete(answer(plan, miss=["b"]), 0.0)
+    assert prefilling(planned(scheduler)) == {"b": 14}
 
 
 def test_the_rows_of_a_cancelled_session_that_turn_out_to_be_missing_are_not_kept() -> None:
