@@ -14,6 +14,7 @@ from treadle_broker.plan import PlannedCopy
 from treadle_broker.session import DIGEST_BYTES, Session
 from treadle_broker.slots import SlotTable
 
+_MOST_KEPT_A_TICK = 2  # a copy moves a whole sequence's KV in memory, and everybody's next token waits for it
 _MIN_NEW_BLOCKS = 2  # what adds less to what is there is not kept: a copy costs as much as a short prefill
 
 
@@ -165,14 +166,14 @@ class PrefixMap:
     # ---- keeping
 
     def keep_departed(self, room: int) -> tuple[PlannedCopy, ...]:
-        """First of all in a plan: what is kept of the sequences whose slots it empties, with at most ``room`` rows kept
-        in all.
+        """First of all in a plan: what is kept of the sequences whose slots it empties, the longest first, with at most
+        ``room`` rows kept in all.
         """
         self._adding.clear()
         departed, self._departed = self._departed, []
         kept: dict[int, PlannedCopy] = {}
-        for holder in departed:
-            copy = self._keep(holder, room, kept)
+        for holder in sorted(departed, key=lambda one: -one.blocks):
+            copy = self._keep(holder, room, kept) if len(kept) < _MOST_KEPT_A_TICK else None
             if copy is not None:
                 kept[copy.slot] = copy
         return tuple(kept.values())
@@ -223,7 +224,7 @@ class PrefixMap:
     def _place(self, holder: Holder, pinned: dict[int, PlannedCopy]) -> int | None:
         """The cache slot to fill: of a sequence that is all part of the new one, an empty one, the least recent."""
         for slot, kept in self._kept.items():
-            if slot not in pinned and holder.chain.startswith(kept.chain):
+            if holder.chain.startswith(kept.chain):  # never one of this tick: those are longer
                 return slot
         if len(self._kept) < len(self._places):
             return next(slot for slot in self._places if slot not in self._kept)

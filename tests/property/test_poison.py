@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 import pytest
-from clientele import Wish
+from clientele import BLOCK, Wish, prefix_of
 from hash_engine import N_VOCAB, Poison, WorkerDied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,6 +40,7 @@ class Scene:
     kv_tokens: int
     min_prefill_rows: int
     replay_decode: bool
+    cache_slots: int = 0
 
     @property
     def deadly(self) -> bool:
@@ -52,9 +53,17 @@ class Scene:
         return [self._wish(number, *lengths) for number, lengths in enumerate(self.sessions)]
 
     def _wish(self, number: int, prompt: int, new: int) -> Wish:
-        job = Job(client=f"c{number % 2}", session_id=f"s{number}", prompt_tokens=prompt, max_new_tokens=new)
-        first = _CULPRIT if number == self.culprit else number
-        return Wish(job, [first, *range(1, prompt)], SamplingParams(seed=number, ignore_eos=True))
+        first = _CULPRIT if number == self.culprit else number % 3 if self.cache_slots else number
+        tokens = [first, *range(1, prompt)]
+        client = f"c{number % 2}"
+        job = Job(
+            client=client,
+            session_id=f"s{number}",
+            prompt_tokens=prompt,
+            max_new_tokens=new,
+            prefix=prefix_of(client, tokens),
+        )
+        return Wish(job, tokens, SamplingParams(seed=number, ignore_eos=True))
 
     def world(self, fatal: type[Exception]) -> World:
         """A running node."""
@@ -67,6 +76,7 @@ class Scene:
             weight_bytes=1,
             min_prefill_rows=self.min_prefill_rows,
             replay_decode=self.replay_decode,
+            can_copy=True,
         )
         budget = NodeBudget(
             weight_bytes=1,
@@ -75,6 +85,8 @@ class Scene:
             max_active=self.max_active,
             max_batch_size=self.max_batch_size,
             max_prefill_tokens_per_tick=self.prefill_tokens,
+            cache_slots=self.cache_slots,
+            prefix_block_tokens=BLOCK,
         )
         world = World(budget, facts, self.depth, poison=_poison(self.deadly_from, fatal))
         world.start_worker()
@@ -106,6 +118,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         kv_tokens=draw(st.sampled_from([64, 100, 400])),
         min_prefill_rows=draw(st.integers(1, 2)),
         replay_decode=draw(st.booleans()),
+        cache_slots=draw(st.sampled_from([0, 2])),
     )
 
 

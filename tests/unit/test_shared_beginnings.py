@@ -125,12 +125,19 @@ def test_with_no_cache_slots_or_an_engine_that_cannot_copy_nothing_is_shared() -
         assert scheduler.telemetry(0.0).prefix_hit_tokens_total == 0
 
 
-def test_of_two_that_leave_together_each_gets_a_place_of_its_own() -> None:
+def test_of_two_alike_that_leave_together_the_longer_is_kept() -> None:
     scheduler = sharing(max_prefill_tokens_per_tick=100)
     scheduler.submit([asking("a", 12, 0, new=2), asking("b", 24, 0, new=1), asking("c", 0, 12)], 0.0)
     for _ in range(2):
         tick(scheduler)
-    assert kept(planned(scheduler)) == [(0, 4, 12), (1, 5, 24)]
+    assert kept(planned(scheduler)) == [(1, 4, 24)]
+
+
+def test_of_many_that_leave_together_the_longest_two_are_kept() -> None:
+    scheduler = sharing(cache_slots=4)
+    scheduler.submit([asking(name, 0, 8 + 4 * place, new=1) for place, name in enumerate("abcd")], 0.0)
+    tick(scheduler)
+    assert kept(planned(scheduler)) == [(3, 4, 20), (2, 5, 16)]
 
 
 # ---- within the budget
