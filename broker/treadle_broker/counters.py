@@ -25,6 +25,10 @@ class Counters:
         self.kv_rows_peak = 0
         self.cache_misses = 0
         self.stale_results = 0
+        self.prefix_lookups = 0
+        self.prefix_hits = 0
+        self.prefix_prompt_tokens = 0
+        self.prefix_hit_tokens = 0
         self._prefill_rate = RateMeter()
         self._decode_rate = RateMeter()
 
@@ -47,6 +51,13 @@ class Counters:
             self.decode_ticks += 1
             self.occupancy_last = decode_rows
             self.occupancy_max = max(self.occupancy_max, decode_rows)
+
+    def begun(self, prompt_tokens: int, copied: int) -> None:
+        """A sequence was begun, with ``copied`` of its prompt's tokens from another one."""
+        self.prefix_lookups += 1
+        self.prefix_hits += copied > 0
+        self.prefix_prompt_tokens += prompt_tokens
+        self.prefix_hit_tokens += copied
 
     def closed(self, kv_rows: int) -> None:
         """A tick that computed something is complete, and left ``kv_rows`` live rows behind."""

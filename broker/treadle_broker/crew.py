@@ -166,5 +166,7 @@ class Crew:
                 "release": list(plan.release),
                 "decode": len(plan.decode),
                 "prefill": [row.n for row in plan.prefill],
+                "keep": [row.rows for row in plan.keep],
+                "copy": [row.rows for row in plan.copy],
             },
         )

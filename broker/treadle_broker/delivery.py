@@ -89,6 +89,7 @@ class Delivery:
             "detail": done.detail,
             "prompt_tokens": done.usage.prompt_tokens,
             "completion_tokens": done.usage.completion_tokens,
+            "cached_tokens": done.usage.cached_tokens,
             "queued_s": round(done.timings.queued_s, 6),
             "ttft_s": None if done.timings.ttft_s is None else round(done.timings.ttft_s, 6),
             "total_s": round(done.timings.total_s, 6),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from treadle_broker.plan import Emitted, Event, Finished
+from treadle_broker.prefix_hash import PrefixHasher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
 from treadle_broker.tick_builder import build_tick
@@ -37,7 +38,8 @@ class SchedulerStalled(TreadleError):  # noqa: N818
 @dataclass(slots=True)
 class SessionOutput:
     """One session's answer so far. ``reason`` is None while it runs; ``tokens`` exclude an end-of-generation one;
-    ``token_times`` are when each came, on the scheduler's clock.
+    ``token_times`` are when each came, on the scheduler's clock. Of an ended one, ``cached_tokens`` of the prompt were
+    taken from another session.
     """
 
     session_id: str
@@ -48,6 +50,7 @@ class SessionOutput:
     token_times: list[float] = field(default_factory=list)
     reason: DoneReason | None = None
     detail: str = ""
+    cached_tokens: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -60,7 +63,8 @@ class ContinuousBatchScheduler:
     that calls waits for one tick at most, also while another runs to completion.
 
     ``depth`` 2 plans a tick ahead as the service does; ``recover_misses`` rebuilds a session whose KV the engine
-    evicted instead of ending it with CACHE_MISS. ``clock`` drives deadlines and rates. ``seed`` makes the seeds of
+    evicted instead of ending it with CACHE_MISS. Prefixes are reused where the budget has ``cache_slots`` and the
+    engine can copy. ``clock`` drives deadlines and rates. ``seed`` makes the seeds of
     sessions that name none repeatable.
 
     Raises WeightBudgetError where the engine's weights exceed the budget.
@@ -85,6 +89,7 @@ class ContinuousBatchScheduler:
         self._facts = facts
         self._scheduler = Scheduler(budget, facts, depth=depth, recover_misses=recover_misses)
         self._scheduler.worker_ready(facts, clock())
+        self._hasher = PrefixHasher("node" if budget.cache_slots else "off", budget.prefix_block_tokens)
         self._random = random.Random(seed)  # noqa: S311  (seeds of samplers, not secrets)
         self._ticks: deque[Tick] = deque()
         self._live: dict[SessionKey, SessionOutput] = {}
@@ -100,7 +105,7 @@ class ContinuousBatchScheduler:
             self._check_tokens(request)
         with self._lock:
             now = self._clock()
-            decisions = self._scheduler.submit([_job(request, now) for request in requests], now)
+            decisions = self._scheduler.submit([self._job(request, now) for request in requests], now)
             for request, decision in zip(requests, decisions, strict=True):
                 if decision.accepted:
                     self._open(request, decision)
@@ -216,19 +221,19 @@ class ContinuousBatchScheduler:
                     output.logprobs.append(event.logprobs)
             elif isinstance(event, Finished):
                 output = self._live.pop(event.key)
-                output.reason, output.detail = event.reason, event.detail
+                output.reason, output.detail, output.cached_tokens = event.reason, event.detail, event.cached
 
-
-def _job(request: GenerationRequest, now: float) -> Job:
-    return Job(
-        client=_CLIENT,
-        session_id=request.session_id,
-        prompt_tokens=len(request.prompt_tokens),
-        max_new_tokens=request.max_new_tokens,
-        priority=request.priority,
-        queue_deadline=_after(now, request.queue_timeout_s),
-        deadline=_after(now, request.deadline_s),
-    )
+    def _job(self, request: GenerationRequest, now: float) -> Job:
+        return Job(
+            client=_CLIENT,
+            session_id=request.session_id,
+            prompt_tokens=len(request.prompt_tokens),
+            max_new_tokens=request.max_new_tokens,
+            priority=request.priority,
+            queue_deadline=_after(now, request.queue_timeout_s),
+            deadline=_after(now, request.deadline_s),
+            prefix=self._hasher.chain(_CLIENT, request.cache_salt, array("i", request.prompt_tokens)),
+        )
 
 
 def _after(now: float, seconds: float | None) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from treadle_broker.prefix_hash import PrefixHasher, PrefixSharing
 from treadle_broker.session import Job
 from treadle_broker.text import ChatTemplate, Tokenizer
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
@@ -32,6 +33,7 @@ class Prepared:
     max_tokens: int
     params: SamplingParams
     emitted: array[int]
+    prefix: bytes
 
     def job(self, client: str, now: float, resuming: bool) -> Job:
         """What the scheduler needs to know. ``resuming``: sessions of an earlier broker are taken back first."""
@@ -48,19 +50,23 @@ class Prepared:
             emitted=len(self.emitted),
             resumed=resumed,
             recipe=request.recipe if len(self.emitted) else "",
+            prefix=self.prefix,
         )
 
 
 class Intake:
-    """Tokenises prompts and fills in what a request leaves open.
+    """Tokenises prompts and fills in what a request leaves open. ``sharing``: see PrefixHasher.
 
     ``prepare`` may run beside the loop: it touches nothing but the tokenizer and the template.
     """
 
-    def __init__(self, config: NodeConfig, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, config: NodeConfig, tokenizer: Tokenizer, template: ChatTemplate, sharing: PrefixSharing = "client"
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._template = template
+        self._hasher = PrefixHasher(sharing if config.effective_cache_slots else "off")
 
     def text_bytes(self, request: Request) -> int:
         """Bytes of text that would have to be tokenised (at least: characters, where that is cheaper to tell)."""
@@ -83,8 +89,8 @@ class Intake:
             message=f"the text has at least {least} tokens, a session holds {context_tokens}",
         )
 
-    def prepare(self, request: Request) -> Prepared:
-        """Raises InvalidRequest naming the field."""
+    def prepare(self, request: Request, client: str) -> Prepared:
+        """``client`` is whose request it is. Raises InvalidRequest naming the field."""
         prompt = self._prompt(request)
         self._check_bias(request.params)
         max_tokens = request.max_tokens or self._default_max_tokens(len(prompt))
@@ -96,6 +102,7 @@ class Intake:
             max_tokens=max_tokens,
             params=_seeded(request.params),
             emitted=self._emitted(request, max_tokens),
+            prefix=self._hasher.chain(client, request.cache_salt, prompt),
         )
 
     def tokenize(self, text: str) -> array[int]:

@@ -29,15 +29,18 @@ def expected_facts(config: NodeConfig, tokenizer: Tokenizer) -> EngineFacts:
 def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
     """The budget that the configuration and the engine's facts come to.
 
-    Where no figure was set, KV is a whole context for each slot, scratch for each slot what one session was measured
-    to cost, parked KV a whole context for each session, and weights what is loaded.
+    Where no figure was set, KV is as many whole contexts as there are slots for sessions and for what is kept of ended
+    ones, scratch for each slot of a session what one was measured to cost, parked KV a whole context for each session,
+    and weights what is loaded.
     """
+    cache_slots = config.effective_cache_slots if facts.can_copy else 0
+    contexts = config.effective_slots + cache_slots
     scratch_each = facts.scratch_bytes_per_session
     parked_each = facts.parked_bytes_each + facts.context_tokens * facts.parked_bytes_per_token
     park_bytes = config.max_sessions * parked_each if config.park_bytes is None else config.park_bytes
     return NodeBudget(
         weight_bytes=config.weight_bytes or max(1, facts.weight_bytes),
-        kv_bytes=config.kv_bytes or config.effective_slots * facts.context_tokens * facts.kv_bytes_per_token,
+        kv_bytes=config.kv_bytes or contexts * facts.context_tokens * facts.kv_bytes_per_token,
         scratch_bytes=config.scratch_bytes or config.effective_slots * scratch_each or _UNBOUNDED,
         scratch_bytes_per_session=scratch_each,
         queue_depth=config.queue_depth,
@@ -50,4 +53,5 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         slots=config.effective_slots,
         slice_tokens=config.slice_tokens,
         park_bytes=park_bytes if config.kv_policy == "optimistic" else 0,
+        cache_slots=cache_slots,
     )

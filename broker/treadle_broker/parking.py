@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from treadle_broker.moves import Moves
-from treadle_broker.plan import Plan, PlannedPark, PlannedRestore
+from treadle_broker.plan import Plan, PlannedCopy, PlannedPark, PlannedRestore
 from treadle_broker.session import Session, SessionKey, State
 from treadle_shared.engine import EngineFacts
 
@@ -108,13 +108,13 @@ class Parking:
 
     # ---- ticks
 
-    def take(self, release: tuple[int, ...] = ()) -> Moves:
-        """What the next tick parks, restores and discards, beside the slots it releases."""
+    def take(self, release: tuple[int, ...] = (), keep: tuple[PlannedCopy, ...] = ()) -> Moves:
+        """What the next tick parks, restores and discards, beside the slots it releases and the beginnings it keeps."""
         self._fresh.clear()
         if not self.due:
-            return Moves(release, (), (), ())
+            return Moves(release, (), (), (), keep)
         parks, restores = tuple(self._due_park.values()), tuple(self._due_restore.values())
-        taken = Moves(release, parks, restores, tuple(sorted(self._due_discard)))
+        taken = Moves(release, parks, restores, tuple(sorted(self._due_discard)), keep)
         self._due_park.clear()
         self._due_restore.clear()
         self._due_discard.clear()
@@ -178,15 +178,16 @@ class Parking:
         assert all(session.state is State.PARKED and session.slot is None for session in self._places)
 
 
-def worth_keeping(facts: EngineFacts, session: Session) -> bool:
+def worth_keeping(facts: EngineFacts, session: Session, slots: int) -> bool:
     """Whether the session's KV is moved out and in again in less time than it takes to compute anew, by what the
-    engine measured of itself. Figures that it did not measure count as in favour.
+    engine measured of itself, a decode tick with a row in each of ``slots``. Figures that it did not measure count as
+    in favour.
     """
     if not facts.can_park or not facts.park_tokens_per_s or not facts.prefill_tokens_per_s:
         return facts.can_park
     decoded = session.tokens_planned if facts.replay_decode else 0
     prefilled = session.job.prompt_tokens + session.tokens_planned - decoded
-    row_s = facts.decode_tick_s / facts.max_sequences  # measured with a row of every sequence
+    row_s = facts.decode_tick_s / slots
     anew_s = prefilled / facts.prefill_tokens_per_s + decoded * row_s
     return session.rows_planned / facts.park_tokens_per_s <= anew_s
 

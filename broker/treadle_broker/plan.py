@@ -9,6 +9,17 @@ from treadle_shared.engine import TokenLogprobs
 from treadle_shared.outcome import DoneReason
 
 
+class PlannedCopy(msgspec.Struct, frozen=True, gc=False):
+    """The first ``rows`` rows of slot ``source`` for slot ``slot``: of session ``key``, or (None) of the cache."""
+
+    key: SessionKey | None
+    source: int
+    source_gen: int
+    slot: int
+    gen: int
+    rows: int
+
+
 class PlannedDecode(msgspec.Struct, frozen=True, gc=False):
     """One decode row. ``forced``: the row's token is the sequence's own at ``pos`` (a rebuilt session)."""
 
@@ -21,7 +32,9 @@ class PlannedDecode(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlannedPrefill(msgspec.Struct, frozen=True, gc=False):
-    """Rows ``start .. start+n-1`` of a sequence; the last ``n_emitted`` of all its prefilled rows are emitted ones."""
+    """Rows ``start .. start+n-1`` of a sequence; the last ``n_emitted`` of all its prefilled rows are emitted ones.
+    ``copy`` puts the rows before them there first.
+    """
 
     key: SessionKey
     slot: int
@@ -30,6 +43,7 @@ class PlannedPrefill(msgspec.Struct, frozen=True, gc=False):
     n: int
     sample: bool
     n_emitted: int
+    copy: PlannedCopy | None = None
 
 
 class PlannedPark(msgspec.Struct, frozen=True, gc=False):
@@ -50,8 +64,8 @@ class PlannedRestore(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One tick: sequences to park and parked ones to forget first, then slots to empty, sequences that come back,
-    decode rows in slot order, prefill chunks.
+    """One tick: what is kept in the cache, sequences to park and parked ones to forget, slots to empty, sequences that
+    come back, copies, decode rows in slot order, prefill chunks.
     """
 
     tick_id: int
@@ -62,6 +76,12 @@ class Plan(msgspec.Struct, frozen=True):
     park: tuple[PlannedPark, ...] = ()
     restore: tuple[PlannedRestore, ...] = ()
     discard: tuple[int, ...] = ()
+    keep: tuple[PlannedCopy, ...] = ()
+
+    @property
+    def copy(self) -> tuple[PlannedCopy, ...]:
+        """Beginnings that new sequences take from others."""
+        return tuple(row.copy for row in self.prefill if row.copy is not None)
 
     @property
     def runs(self) -> bool:
@@ -98,12 +118,15 @@ class Rebuilding(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A session ended, with ``tokens`` in its answer. Nothing follows."""
+    """A session ended, with ``tokens`` in its answer. Nothing follows. ``cached`` of its prompt's tokens were not run
+    but taken from another sequence.
+    """
 
     key: SessionKey
     reason: DoneReason
     detail: str
     tokens: int
+    cached: int = 0
 
 
 Event = Promoted | Emitted | Rebuilding | Finished

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from treadle_broker.pace import PrefillPace
-from treadle_broker.plan import PlannedDecode, PlannedPrefill
+from treadle_broker.plan import PlannedCopy, PlannedDecode, PlannedPrefill
+from treadle_broker.prefix_map import Found
 from treadle_broker.roster import Roster
 from treadle_broker.session import Session
 
 Row = tuple[PlannedDecode | PlannedPrefill, Session]
+
+
+class Chunk(NamedTuple):
+    """``rows`` prompt rows of a session, after what was found of its beginning elsewhere."""
+
+    session: Session
+    rows: int
+    found: Found | None = None
 
 
 class Planner:
@@ -32,11 +42,19 @@ class Planner:
         return [self._decode(session) for session in sorted(chosen, key=_slot)]
 
     def prefills(self, beside_decodes: bool) -> list[Row]:
-        """The prefill chunks of a tick, first come first; ``beside_decodes``: streams wait until they have run."""
+        """The prefill chunks of a tick, first come first. Who can start from another's prompt does so; who shares more
+        with a prompt that is just being computed waits for it. ``beside_decodes``: streams wait until they have run.
+        """
         roster = self._roster
         waiting = (session for session in roster.prefilling() if roster.suspects.may_run(session))
         budget, min_rows = self._prefill_budget(beside_decodes), roster.facts.min_prefill_rows
-        return [self._prefill(session, rows) for session, rows in pick_prefills(waiting, budget, min_rows)]
+        return [self._prefill(chunk) for chunk in pick_prefills(waiting, budget, min_rows, self._find)]
+
+    def _find(self, session: Session) -> Found | None:
+        roster = self._roster
+        if session.rows_planned or session.starts_alone or not session.job.prefix or not roster.prefixes.enabled:
+            return None
+        return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 
     def _prefill_budget(self, beside_decodes: bool) -> int:
         budget = self._roster.budget
@@ -51,17 +69,31 @@ class Planner:
         self._advance(session, slot, 1, sample)
         return row, session
 
-    def _prefill(self, session: Session, rows: int) -> Row:
+    def _prefill(self, chunk: Chunk) -> Row:
+        session, rows, found = chunk
         slot = _slot(session)
+        copy = self._begin(session, slot, found) if session.rows_planned == 0 else None
         emitted = session.prefill_rows - session.job.prompt_tokens
         final = rows == session.prefill_left
         sample = final and emitted == session.replay
-        row = PlannedPrefill(session.key, slot, session.gen, session.rows_planned, rows, sample, emitted)
+        row = PlannedPrefill(session.key, slot, session.gen, session.rows_planned, rows, sample, emitted, copy)
+        self._roster.prefixes.offer(session, rows + (copy.rows if copy else 0))
         if final:
             self._take_turn(session)  # its first decode comes after those that wait already
             self._roster.prefilled(session)
         self._advance(session, slot, rows, sample)
         return row, session
+
+    def _begin(self, session: Session, slot: int, found: Found | None) -> PlannedCopy | None:
+        """A session's first rows: those found elsewhere are as good as planned."""
+        session.copied = 0
+        if found is None:
+            return None
+        holder, session.copied = found.holder, found.rows
+        session.copied_from = (holder.slot, holder.gen)
+        self._roster.prefixes.use(holder)
+        self._advance(session, slot, found.rows, False)
+        return PlannedCopy(session.key, holder.slot, holder.gen, slot, session.gen, found.rows)
 
     def _take_turn(self, session: Session) -> None:
         self._turns += 1
@@ -84,22 +116,30 @@ def pick_decodes(ready: Sequence[Session], limit: int) -> list[Session]:
     return sorted(ready, key=lambda session: session.last_turn)[:limit]
 
 
-def pick_prefills(waiting: Iterable[Session], budget: int, min_rows: int) -> list[tuple[Session, int]]:
-    """Chunks ``(session, rows)`` of at most ``budget`` prompt tokens in all; the first may always make progress.
+def _nothing(_session: Session) -> None:
+    """Nothing of any prompt is to be had elsewhere."""
 
-    ``min_rows``: neither a chunk nor what it leaves of its prompt may be shorter (a shorter prompt is exempt).
+
+def pick_prefills(
+    waiting: Iterable[Session], budget: int, min_rows: int, find: Callable[[Session], Found | None] = _nothing
+) -> Iterator[Chunk]:
+    """Chunks of at most ``budget`` prompt tokens in all; the first may always make progress.
+
+    ``min_rows``: neither a chunk nor what it leaves of its prompt may be shorter (a shorter prompt is exempt). Each
+    chunk is to be planned before the next is asked for: what ``find`` finds may depend on it.
     """
-    chunks: list[tuple[Session, int]] = []
-    left = budget
+    left, first = budget, True
     for session in waiting:
         if left <= 0:
-            break
-        rows = chunk_rows(session.prefill_left, left, min_rows)
-        if rows > left and chunks:
-            break
-        chunks.append((session, rows))
-        left -= rows
-    return chunks
+            return
+        found = find(session)
+        if found is not None and found.wait:
+            continue
+        rows = chunk_rows(session.prefill_left - (found.rows if found else 0), left, min_rows)
+        if rows > left and not first:
+            return
+        yield Chunk(session, rows, found)
+        left, first = left - rows, False
 
 
 def chunk_rows(remaining: int, budget: int, min_rows: int) -> int:

@@ -65,7 +65,10 @@ class Retrace:
         return self._calls[type(record)](record)
 
     def _submit(self, record: Submitted) -> Submitted:
-        jobs = [Job(**cast(dict[str, Any], job)) for job in record.jobs]
+        jobs = [
+            Job(**cast(dict[str, Any], job), prefix=prefix)
+            for job, prefix in zip(record.jobs, record.prefixes, strict=True)
+        ]
         return self._register.submitted(jobs, self._scheduler.submit(jobs, record.now), record.now)
 
     def _look_full(self, record: LookedFull) -> LookedFull:

@@ -6,6 +6,7 @@ from treadle_broker.fair_queue import FairQueue
 from treadle_broker.ledger import Ledger
 from treadle_broker.moves import Moves
 from treadle_broker.parking import Parking
+from treadle_broker.prefix_map import PrefixMap
 from treadle_broker.session import Session, SessionKey, State
 from treadle_broker.slots import SlotTable
 from treadle_broker.suspects import Suspects
@@ -27,7 +28,9 @@ class Roster:
         self.facts = facts
         self.sessions: dict[SessionKey, Session] = {}
         self.queue = FairQueue()
-        self.slots = SlotTable(self._places)
+        self.slots = SlotTable(self._places, len(self._cache_places))
+        self.prefixes = PrefixMap(self.slots, budget.prefix_block_tokens)
+        self.prefixes.reset(self._cache_places)
         self.ledger = Ledger()
         self.suspects = Suspects()
         self.parking = Parking()
@@ -71,6 +74,18 @@ class Roster:
         return min(self.budget.seats, self.facts.max_sequences)
 
     @property
+    def _cache_places(self) -> range:
+        """Slots that may keep what finished sessions left: above those that sessions hold."""
+        places = max(self._places, 0)
+        spare = min(self.budget.cache_slots, self.facts.max_sequences - places)
+        return range(places, places + spare if self.facts.can_copy else places)
+
+    @property
+    def cache_room(self) -> int:
+        """Rows that may be kept beside what is reserved."""
+        return self.kv_limit - self.ledger.reserved
+
+    @property
     def anyone_ahead(self) -> bool:
         """Whether somebody waits for a slot already; where turns are taken, whether somebody waits for a turn."""
         return bool(self.queue or (self._returning and not self.budget.takes_turns))
@@ -106,7 +121,9 @@ class Roster:
 
     def take_moves(self) -> Moves:
         """What the next tick does to sequences before it runs rows."""
-        moves = self.parking.take(self.slots.take_releases())
+        self.prefixes.shrink(self.cache_room)  # turns may have reserved more
+        keep = self.prefixes.keep_departed(self.cache_room)
+        moves = self.parking.take(self.slots.take_releases(), keep)
         for row in moves.restore:
             self.slots.set_rows(row.slot, self.sessions[row.key].rows_planned)
         return moves
@@ -151,6 +168,7 @@ class Roster:
         self._returning.pop(session, None)
         self.ledger.give_back(session)
         if session.slot is not None:
+            self.prefixes.depart(session)
             self.slots.vacate(session)
 
     def park(self, session: Session, *, size: int | None) -> None:
@@ -187,12 +205,15 @@ class Roster:
             self.rebuild(session)
             return
         session.void_planned()
+        if session.rows_done == 0:
+            self.prefixes.withdraw(session)
         self.slots.set_rows(session.slot, session.rows_done)
         self._resume_prefill(session)
 
     def rebuild(self, session: Session) -> None:
         """Its KV is gone or unknown: start it anew, in its slot or in the next one that opens."""
         self.parking.forget(session)
+        self.prefixes.withdraw(session)
         session.rebuild(self.facts.replay_decode)
         session.move(State.RECOVERING)
         if session.slot is None:
@@ -210,8 +231,16 @@ class Roster:
             self.leave(session)
             session.rebuild(self.facts.replay_decode)  # which may not have been known when it was seated
         self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
-        self.slots.resize(self._places)
+        self.slots.resize(self._places, len(self._cache_places))
+        self.prefixes.block = self.budget.prefix_block_tokens
+        self.prefixes.reset(self._cache_places)
         self.seat_returning()
+
+    def forget_engine(self) -> None:
+        """The engine is gone, and everything it held."""
+        self.slots.forget_engine()
+        self.prefixes.reset(self._cache_places)
+        self.parking.forget_engine()
 
     def next_to_return(self) -> Session | None:
         """Who gets the next slot, of those that left the queue and have none."""
@@ -240,6 +269,8 @@ class Roster:
             self.parking.restore(session)
         else:
             self._prefilling[session] = None
+            self.prefixes.touch(session)
+        self.prefixes.shrink(self.cache_room)
 
     def _resume_prefill(self, session: Session) -> None:
         """Back among the prefilling, in the order in which they started."""
@@ -253,6 +284,8 @@ class Roster:
         self.ledger.check()
         self.suspects.check()
         self.parking.check()
+        self.prefixes.check()
+        assert self.prefixes.rows <= max(self.cache_room, 0)
         seated = set(self.slots.sessions())
         everyone = set(self.sessions.values())
         queued = set(self.queue.in_order())

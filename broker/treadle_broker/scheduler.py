@@ -125,7 +125,8 @@ class Scheduler:
         self._roster.end(session)
         self._admission.forget(session)
         self._counters.end(reason)
-        return Finished(session.key, reason, detail, session.emitted if tokens is None else tokens)
+        emitted = session.emitted if tokens is None else tokens
+        return Finished(session.key, reason, detail, emitted, session.copied)
 
     # ---- ticks
 
@@ -200,6 +201,7 @@ class Scheduler:
             moves.park,
             moves.restore,
             moves.discard,
+            moves.keep,
         )
         self._next_tick += 1
         self._resync = False
@@ -256,8 +258,7 @@ class Scheduler:
         bystanders = [session for session in active if session not in in_ticks]
         events = list(self._settlement.lost(list(in_ticks), why))
         events += self._settlement.restart(bystanders, why)
-        self._roster.slots.forget_engine()
-        self._roster.parking.forget_engine()
+        self._roster.forget_engine()
         return events
 
     @property
@@ -290,6 +291,7 @@ class Scheduler:
             pace=self._pace.marks,
             epoch_floor=floor,
             epochs=epochs,
+            kept=self._roster.prefixes.memory(),
         )
 
     def remember(self, marks: Marks) -> None:
@@ -301,6 +303,7 @@ class Scheduler:
         self._retry.remember(marks.tick_s)
         self._pace.remember(marks.pace)
         self._admission.epochs.remember(marks.epoch_floor, marks.epochs)
+        self._roster.prefixes.remember(marks.kept)
 
     # ---- facts
 
@@ -345,4 +348,4 @@ class Scheduler:
         if self.idle and not self._roster.moves_due:
             assert self._roster.ledger.reserved == 0
             assert self._roster.parking.bytes_held == 0
-            assert self._roster.slots.physical_rows == 0
+            assert self._roster.slots.physical_rows == self._roster.prefixes.rows

@@ -16,6 +16,7 @@ from treadle_broker.drain import DrainClock, Phase
 from treadle_broker.intake import Intake
 from treadle_broker.library import StreamLibrary
 from treadle_broker.node_facts import derive_budget, expected_facts
+from treadle_broker.prefix_hash import PrefixSharing
 from treadle_broker.publisher import Publisher
 from treadle_broker.side_thread import SideThread
 from treadle_broker.status import Status
@@ -62,7 +63,7 @@ class Broker:
         self._link = WorkerLink(self._context, directory, self.boot_id, config.worker_silence_s)
         self._signals = StopSignals()
         self._side = SideThread()
-        self._build(tokenizer, tick_log)
+        self._build(tokenizer, tick_log, config.prefix_sharing or ("client" if directory.open_to_group else "node"))
         self._poller = self._make_poller()
         self._drain = DrainClock(config.drain_timeout_s)
         self._orphans: dict[Stream, float] = {}
@@ -195,7 +196,7 @@ class Broker:
 
     # ---- building and closing
 
-    def _build(self, tokenizer: Tokenizer, tick_log: TickLog | None) -> None:
+    def _build(self, tokenizer: Tokenizer, tick_log: TickLog | None, sharing: PrefixSharing) -> None:
         config = self._config
         facts = expected_facts(config, tokenizer)
         check_serves(config, facts)
@@ -217,7 +218,7 @@ class Broker:
         )
         self._submissions = Submissions(
             self._scheduler,
-            Intake(config, tokenizer, ChatTemplate(tokenizer, config.chat_template)),
+            Intake(config, tokenizer, ChatTemplate(tokenizer, config.chat_template), sharing),
             self._library,
             self._connections,
             self._publisher,

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from treadle_shared.outcome import DoneReason
 
+DIGEST_BYTES = 16  # of one block of a prompt: at 128 bits two different ones never meet
+
 
 class SessionKey(NamedTuple):
     """One session. Ids are scoped to their client; the epoch tells apart uses of the same id."""
@@ -23,6 +25,8 @@ class Job:
 
     ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
     so the queue's bounds do not turn it away again. ``recipe``: what they were computed with, where that is known.
+    ``prefix`` are the digests of the prompt's whole blocks, one after the other, each over everything before it too;
+    empty where nothing may be shared.
     """
 
     client: str
@@ -35,6 +39,7 @@ class Job:
     emitted: int = 0
     resumed: bool = False
     recipe: str = ""
+    prefix: bytes = b""
 
     @property
     def need_tokens(self) -> int:
@@ -78,7 +83,8 @@ class Session:
     ``replay`` is how many emitted tokens a rebuilt session must put back into the KV before it goes on;
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
     after an eviction since it last emitted a token. ``recipe`` is what its emitted tokens were computed with.
-    ``turn_start`` is how many of its tokens were planned when its turn in a slot began.
+    ``turn_start`` is how many of its tokens were planned when its turn in a slot began. ``copied`` prompt rows were not
+    run but copied, from slot and generation ``copied_from``; ``starts_alone`` once that has missed.
     """
 
     key: SessionKey
@@ -101,6 +107,9 @@ class Session:
     misses: int = 0
     recipe: str = ""
     turn_start: int = 0
+    copied: int = 0
+    copied_from: tuple[int, int] = (-1, -1)
+    starts_alone: bool = False
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ class Settlement:
                 continue
             if row.miss:
                 self._not_run(sent, planned)
+                self._roster.prefixes.distrust(row.slot, row.gen)
             elif isinstance(planned, PlannedPrefill):
                 prefilled += planned.n
             else:
@@ -56,6 +57,7 @@ class Settlement:
         sent.void = True
         if result.not_run:
             self._reissue(sent)
+        self._roster.prefixes.void(sent.plan.keep)
         for later in self._inflight.after_oldest():
             self.void(later)
         for session in bystanders:
@@ -72,11 +74,14 @@ class Settlement:
         """A tick the engine will refuse, or never saw: as if it had not been planned."""
         sent.void = True
         self._reissue(sent)
+        self._roster.prefixes.void(sent.plan.keep)
         for session in sent.unanswered():
             self._roster.take_back(session)
 
     def lost(self, sessions: list[Session], why: str) -> Iterator[Event]:
         """A tick with rows of these was lost; those that keep killing the engine end as poison."""
+        for session in sessions:
+            self._roster.prefixes.withdraw(session)
         poisoned = self._roster.suspects.lost(sessions)
         for session in poisoned:
             yield self._finish(session, DoneReason.FAILED, "poison")
@@ -95,7 +100,10 @@ class Settlement:
         if row.miss:
             yield self._missed(session)
             return
-        session.rows_done += planned.n if isinstance(planned, PlannedPrefill) else 1
+        if isinstance(planned, PlannedPrefill):
+            self._prefilled(session, planned)
+        else:
+            session.rows_done += 1
         if not planned.sample:
             return
         if row.eog:
@@ -111,9 +119,18 @@ class Settlement:
         if session.emitted == session.job.max_new_tokens:
             yield self._finish(session, DoneReason.LENGTH, "")
 
+    def _prefilled(self, session: Session, planned: PlannedPrefill) -> None:
+        if session.rows_done == 0:
+            self._counters.begun(session.job.prompt_tokens, planned.start)
+        session.rows_done = planned.start + planned.n
+
     def _missed(self, session: Session) -> Event:
         self._counters.cache_misses += 1
         session.misses += 1
+        self._roster.prefixes.withdraw(session)
+        if session.copied and session.rows_done == 0:
+            self._roster.prefixes.distrust(*session.copied_from)
+            session.starts_alone = True  # a source that runs may miss again
         if not self._recover_misses or session.misses > _MAX_MISSES:
             return self._finish(session, DoneReason.CACHE_MISS, "the KV was evicted")
         self._roster.rebuild(session)

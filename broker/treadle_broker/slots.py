@@ -12,12 +12,12 @@ class SlotTable:
 
     The table also keeps the *physical* rows: what the engine holds once every planned tick has run, with rows of
     sessions that left until the release that empties their slot is planned. ``next_gen`` is the generation that
-    the next assignment gets.
+    the next assignment gets. ``cached`` slots above hold no sessions.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, cached: int = 0) -> None:
         self._sessions: list[Session | None] = [None] * n
-        self._rows = [0] * n
+        self._rows = [0] * (n + cached)
         self._free = list(range(n))
         self._to_release: set[int] = set()
         self.next_gen = 0
@@ -58,8 +58,13 @@ class SlotTable:
 
     def renew(self, session: Session) -> None:
         """A new generation for a session that keeps its slot: what the engine held under the old one is void."""
-        session.gen = self.next_gen
+        session.gen = self.new_gen()
+
+    def new_gen(self) -> int:
+        """A generation that no slot had."""
+        gen = self.next_gen
         self.next_gen += 1
+        return gen
 
     def vacate(self, session: Session) -> None:
         """Take the slot back; the engine empties it with the next plan, before anything else uses it."""
@@ -90,16 +95,22 @@ class SlotTable:
         """Rows of a slot after a planned tick was void."""
         self._rows[slot] = rows
 
-    def resize(self, n: int) -> None:
-        """``n`` slots from now on, none of which holds a session or rows."""
+    def overwrite(self, slot: int, rows: int) -> None:
+        """A cache slot gets new rows in place of what is there."""
+        self._rows[slot] = rows
+        self._to_release.discard(slot)
+
+    def resize(self, n: int, cached: int = 0) -> None:
+        """``n`` slots, and ``cached`` more, from now on, none of which holds a session or rows."""
         assert not self.used
         self._sessions = [None] * n
+        self._rows = [0] * (n + cached)
         self._free = list(range(n))
         self.forget_engine()
 
     def forget_engine(self) -> None:
         """The engine is gone, and every row with it."""
-        self._rows = [0] * len(self._sessions)
+        self._rows = [0] * len(self._rows)
         self._to_release.clear()
 
     def check(self) -> None:

@@ -116,6 +116,7 @@ class Status:
         config = self._config
         return {
             "max_sessions": config.max_sessions,
+            "cache_slots": config.effective_cache_slots if self._scheduler.facts.can_copy else 0,
             "session_tokens": min(config.session_tokens, self._scheduler.facts.context_tokens),
             "queue_depth": config.queue_depth,
             "queue_tokens": config.queue_tokens,

@@ -96,7 +96,7 @@ class Stream:
             reason=reason,
             detail="stop string" if stopped else event.detail,
             stop=self._text.stop,
-            usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.emitted),
+            usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.emitted, cached_tokens=event.cached),
             timings=self._timings(now),
             exact=exact and reason in (DoneReason.STOP, DoneReason.LENGTH),
         )

@@ -64,12 +64,12 @@ class Submissions:
         if refusal is not None:
             self._refuse_all(connection, call, refusal)
         elif sum(map(self._intake.text_bytes, call.requests)) <= INLINE_TEXT_BYTES:
-            self._prepared(connection, call, lambda: self._prepare(call.requests))
+            self._prepared(connection, call, lambda: self._prepare(connection.scope, call.requests))
         elif self._side.full:
             self._refuse_all(connection, call, _tokenizer_busy(call.requests[0].session_id))
         else:
             self._side.start(
-                lambda: self._prepare(call.requests),
+                lambda: self._prepare(connection.scope, call.requests),
                 lambda future: self._prepared(connection, call, future.result),
             )
 
@@ -168,11 +168,11 @@ class Submissions:
 
     # ---- after tokenising
 
-    def _prepare(self, requests: Sequence[Request]) -> list[Prepared]:
+    def _prepare(self, client: str, requests: Sequence[Request]) -> list[Prepared]:
         prepared = []
         for index, request in enumerate(requests):
             try:
-                prepared.append(self._intake.prepare(request))
+                prepared.append(self._intake.prepare(request, client))
             except InvalidRequest as error:
                 field = error.field if len(requests) == 1 else f"requests[{index}].{error.field}"
                 raise InvalidRequest(field, error.problem) from None

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = msgspec.json.decode(options.plan, type=SweepPlan)
         factory = _factory(options.engine_factory)
         sweep = run_concurrency_sweep(
-            lambda level: factory(msgspec.structs.replace(config, max_sessions=level)),
+            lambda level: factory(msgspec.structs.replace(config, max_sessions=level, cache_slots=0)),
             levels=plan.levels,
             jobs=plan.jobs,
             prompt_tokens=plan.prompt_tokens,

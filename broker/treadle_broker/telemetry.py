@@ -20,7 +20,7 @@ def snapshot(roster: Roster, counters: Counters, now: float) -> SchedulerTelemet
         batch_occupancy_avg=counters.occupancy_avg,
         batch_occupancy_max=counters.occupancy_max,
         kv_bytes=kv_bytes,
-        kv_cached_bytes=0,
+        kv_cached_bytes=roster.prefixes.rows * facts.kv_bytes_per_token,
         kv_budget_bytes=budget.kv_bytes,
         kv_pressure=kv_bytes / budget.kv_bytes,
         scratch_bytes=scratch_bytes,
@@ -44,4 +44,9 @@ def snapshot(roster: Roster, counters: Counters, now: float) -> SchedulerTelemet
         park_budget_bytes=budget.park_bytes,
         parks_total=roster.parking.parks,
         park_drops_total=roster.parking.drops,
+        prefix_lookups_total=counters.prefix_lookups,
+        prefix_hits_total=counters.prefix_hits,
+        prefix_prompt_tokens_total=counters.prefix_prompt_tokens,
+        prefix_hit_tokens_total=counters.prefix_hit_tokens,
+        prefix_hit_rate=counters.prefix_hit_tokens / max(counters.prefix_prompt_tokens, 1),
     )

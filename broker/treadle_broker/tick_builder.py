@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from treadle_broker.plan import Plan, PlannedDecode, PlannedPrefill
+from treadle_broker.plan import Plan, PlannedCopy, PlannedDecode, PlannedPrefill
 from treadle_broker.session import SessionKey
 from treadle_shared.sampling import SamplingParams
-from treadle_shared.ticks import DecodeRow, PrefillRow, RestoreRow, Tick
+from treadle_shared.ticks import CopyRow, DecodeRow, PrefillRow, RestoreRow, Tick
 from treadle_shared.tokens import pack_tokens
 
 
@@ -40,7 +40,18 @@ def build_tick(plan: Plan, broker_id: str, worker_id: str, find: Callable[[Sessi
         park=[(row.slot, row.gen) for row in plan.park],
         restore=[RestoreRow(row.slot, row.parked, row.gen) for row in plan.restore],
         discard=list(plan.discard),
+        keep=[CopyRow(row.source, row.source_gen, row.slot, row.gen, row.rows) for row in plan.keep],
+        copy=[_copy(row, find) for row in plan.copy],
     )
+
+
+def _copy(row: PlannedCopy, find: Callable[[SessionKey], Sequence]) -> CopyRow:
+    assert row.key is not None, "only what is kept belongs to nobody"
+    source = find(row.key)
+    params = source.params
+    window = params.penalty_last_n if params.penalised else 0
+    seen = pack_tokens(source.sequence[max(row.rows - window, 0) : row.rows])
+    return CopyRow(row.source, row.source_gen, row.slot, row.gen, row.rows, params, seen)
 
 
 def _decode(row: PlannedDecode, find: Callable[[SessionKey], Sequence]) -> DecodeRow:

@@ -1,7 +1,8 @@
 """The tick log's records: one call of the scheduler each, with its inputs and a digest of what it decided.
 
 A session is a number here, the how-manieth job of its file it was, and its client's and its own id are aliases.
-There is no field that could hold a token, a text or a prompt. Two records are equal where the same call decided
+There is no field that could hold a token, a text or a prompt; of prompts there are digests under a key that is never
+written. Two records are equal where the same call decided
 the same, so a replay makes the call again and compares.
 """
 
@@ -22,12 +23,12 @@ from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import TickResult
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 STRANGER: Final = -1
 """The number of a session that no recorded call submitted: a broken log must not break the node."""
 _EMITTED, _PROMOTED, _REBUILDING, _FINISHED = range(4)
 _IDS: Final = ("client", "session_id")
-_DEFAULTS: Final = {field.name: field.default for field in fields(Job)}
+_DEFAULTS: Final = {field.name: field.default for field in fields(Job) if field.name != "prefix"}
 
 Scalar = str | int | float | bool | None
 EventDigest = tuple[Any, ...]
@@ -68,11 +69,12 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """``jobs`` holds each job's fields that differ from their defaults."""
+    """``jobs`` holds each job's fields that differ from their defaults, ``prefixes`` the digests of each prompt."""
 
     now: float
     jobs: list[dict[str, Scalar]]
     verdicts: list[Verdict]
+    prefixes: list[bytes] = []
 
 
 class LookedFull(msgspec.Struct, frozen=True, array_like=True, tag="full"):
@@ -125,6 +127,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
 
     ``decode`` rows are ``(session, slot, gen, pos, forced, sample)``, ``prefill`` rows ``(session, slot, gen, start,
     n, sample, n_emitted)``, ``park`` ``(session, slot, gen)``, ``restore`` ``(session, slot, parked gen, gen)``.
+    ``keep`` are ``(source, gen, slot, gen, rows)``, ``copy`` ``(session, source, gen, rows)``.
     """
 
     now: float
@@ -136,6 +139,8 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     park: list[tuple[int, int, int]] = []
     restore: list[tuple[int, int, int, int]] = []
     discard: tuple[int, ...] = ()
+    keep: list[tuple[int, int, int, int, int]] = []
+    copy: list[tuple[int, int, int, int]] = []
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
@@ -228,7 +233,8 @@ class Register:
                 self._numbers[key] = number
                 self._keys[number] = key
         self._jobs += len(jobs)
-        return Submitted(now, [self._lengths(job) for job in jobs], [verdict(decision) for decision in decisions])
+        verdicts = [verdict(decision) for decision in decisions]
+        return Submitted(now, [self._lengths(job) for job in jobs], verdicts, [job.prefix for job in jobs])
 
     def planned(self, plan: Plan | None, now: float) -> Planned:
         """What ``plan`` decided."""
@@ -251,6 +257,11 @@ class Register:
             [(numbers.get(row.key, STRANGER), row.slot, row.gen) for row in plan.park],
             [(numbers.get(row.key, STRANGER), row.slot, row.parked, row.gen) for row in plan.restore],
             plan.discard,
+            [(row.source, row.source_gen, row.slot, row.gen, row.rows) for row in plan.keep],
+            [
+                (STRANGER if row.key is None else numbers.get(row.key, STRANGER), row.source, row.source_gen, row.rows)
+                for row in plan.copy
+            ],
         )
 
     def completed(self, result: TickResult, events: Iterable[Event], kv_drift: int, now: float) -> Completed:

@@ -123,7 +123,10 @@ class Turns:
     def _park(self, session: Session) -> None:
         seats = self._seats
         size = parked_size(seats.facts, session)
-        kept = worth_keeping(seats.facts, session) and seats.parking.bytes_held + size <= seats.budget.park_bytes
+        kept = (
+            worth_keeping(seats.facts, session, len(seats.slots))
+            and seats.parking.bytes_held + size <= seats.budget.park_bytes
+        )
         seats.park(session, size=size if kept else None)
 
 

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     priority: int
     queue_timeout_s: float | None
     deadline_s: float | None
+    cache_salt: str
 
 
 class CallOptions(Options, total=False):

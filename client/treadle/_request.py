@@ -20,7 +20,9 @@ KEY_BYTES: Final = 16  # 128 bits: nobody guesses the right to cancel or read an
 
 _MAX_TOKEN: Final = 2**31 - 1  # int32 on the wire
 _SAMPLING: Final = frozenset(SamplingParams.__struct_fields__)
-_PLAIN: Final = frozenset({"max_tokens", "stop", "session_id", "priority", "queue_timeout_s", "deadline_s"})
+_PLAIN: Final = frozenset(
+    {"max_tokens", "stop", "session_id", "priority", "queue_timeout_s", "deadline_s", "cache_salt"}
+)
 _SOURCES: Final = ("prompt", "messages")
 
 
@@ -132,6 +134,7 @@ def _checked(request: Request) -> Request:
 
 def _texts(request: Request) -> Iterable[tuple[str, str]]:
     yield "session_id", request.session_id
+    yield "cache_salt", request.cache_salt
     if request.prompt is not None:
         yield "prompt", request.prompt
     for index, stop in enumerate(request.stop):

@@ -5,6 +5,8 @@ from treadle_shared.budget import NodeBudget
 from treadle_shared.config import NodeConfig, load_config
 from treadle_shared.engine import (
     BatchEngine,
+    CopyingEngine,
+    CopyItem,
     DecodeItem,
     EngineFacts,
     PrefillItem,
@@ -21,6 +23,8 @@ __all__ = [
     "AdmissionDecision",
     "AdmissionReason",
     "BatchEngine",
+    "CopyItem",
+    "CopyingEngine",
     "DecodeItem",
     "DoneReason",
     "EngineFacts",

@@ -9,7 +9,10 @@ from treadle_shared.config import MIN_SESSION_TOKENS, NodeConfig
 from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
-_MAY_BE_ZERO = frozenset({"queue_depth", "scratch_bytes_per_session", "target_itl_ms", "slots", "park_bytes"})
+_MAY_BE_ZERO = frozenset(
+    {"queue_depth", "scratch_bytes_per_session", "target_itl_ms", "slots", "park_bytes", "cache_slots"}
+)
+PREFIX_BLOCK_TOKENS = 16  # reuse goes by whole blocks: short enough for a system prompt, long enough to be worth a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,9 @@ class NodeBudget:
     and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``
     sequences (0: as many as ``max_active``; only optimistic may have fewer); ``park_bytes`` is the host memory that
     those may take which wait for their next turn.
+
+    ``cache_slots`` sequences keep prefixes of finished sessions, in blocks of ``prefix_block_tokens``, within what
+    live ones leave of ``kv_bytes``; 0 turns every reuse off.
 
     Raises ConfigError naming the field that is negative, zero where that makes no sense, or not an integer.
     """
@@ -44,6 +50,8 @@ class NodeBudget:
     slots: int = 0
     slice_tokens: int = 32
     park_bytes: int = 0
+    cache_slots: int = 0
+    prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -52,6 +52,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``emitted`` resumes a session: the tokens of its answer that the client holds (an int32 array, perhaps empty), with
     the ``key`` and all the parameters that its first acceptance told. The answer goes on after them. ``recipe`` is what
     they were computed with, as the acceptance or the first delta told: a node of another recipe ends the session.
+
+    ``cache_salt``: only requests with the same one may start from one another's prompt; whoever does not know it
+    cannot learn from an answer's speed what others asked.
     """
 
     prompt: Text | None = None
@@ -69,6 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     deadline_s: Timeout | None = None
     emitted: Annotated[bytes, Meta(max_length=MAX_TOKENS_BYTES)] | None = None
     recipe: Name = ""
+    cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] = ""
 
 
 # ---- client to broker

@@ -26,6 +26,8 @@ NODE_FILE = "node.toml"  # what a supervisor leaves in the runtime directory for
 MIN_SESSION_TOKENS = 8  # the shortest context that is of any use
 MIN_SLICE_TOKENS = 4  # a turn shorter than the ticks in flight would cost more to begin than it yields
 
+_MOST_DERIVED_CACHE_SLOTS = 8  # each takes the memory of a whole session
+
 Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
@@ -34,7 +36,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Every setting of a node. Lengths in tokens, sizes in bytes, times in seconds.
 
     ``None`` means "derived": the budgets from the loaded model and the other settings, ``numerics`` from the
-    device (exact on a CPU, fast on a GPU), ``threads`` from the CPUs this process may use.
+    device (exact on a CPU, fast on a GPU), ``threads`` from the CPUs this process may use, ``prefix_sharing`` from who
+    may open the runtime directory (node where that is one user, else client).
     """
 
     # the model and how it runs
@@ -62,6 +65,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_policy: Literal["reserve", "optimistic"] = "reserve"
     slots: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     park_bytes: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
+    cache_slots: Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)] | None = None
+    prefix_sharing: Literal["client", "node", "off"] | None = None
 
     # how it schedules
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = MAX_SEQUENCES
@@ -99,16 +104,28 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError("slots", f"must not exceed max_sessions ({self.max_sessions})")
         if self.kv_policy == "reserve" and self.effective_slots < self.max_sessions:
             raise ConfigError("slots", 'may be fewer than max_sessions only with kv_policy = "optimistic"')
+        if self.effective_slots + (self.cache_slots or 0) > MAX_SEQUENCES:
+            raise ConfigError("cache_slots", f"with {self.effective_slots} slots exceeds {MAX_SEQUENCES}")
 
     @property
     def effective_slots(self) -> int:
-        """Sequences that the engine holds at once: ``slots``, or one for each of ``max_sessions``."""
+        """Sequences that the engine holds for sessions: ``slots``, or one for each of ``max_sessions``."""
         return self.max_sessions if self.slots is None else self.slots
 
     @property
     def effective_max_tokens(self) -> int:
         """The ``max_tokens`` of a request that names none; never more than half of what a session holds."""
         return min(self.default_max_tokens, self.session_tokens // 2)
+
+    @property
+    def effective_cache_slots(self) -> int:
+        """``cache_slots``, or half of the slots, at least 1 and at most 8; none where nothing is shared."""
+        if self.prefix_sharing == "off":
+            return 0
+        if self.cache_slots is not None:
+            return self.cache_slots
+        slots = self.effective_slots
+        return min(max(1, slots // 2), _MOST_DERIVED_CACHE_SLOTS, MAX_SEQUENCES - slots)
 
     @property
     def effective_numerics(self) -> Literal["exact", "fast"]:

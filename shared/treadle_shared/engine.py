@@ -29,7 +29,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     one decode row at a time for their bits to repeat; else they are prefilled. ``prefill_tokens_per_s`` and
     ``decode_tick_s`` are a warm-up's measurements, used until real ticks say better. A parked sequence takes at most
     ``parked_bytes_each`` and ``parked_bytes_per_token`` for each row (0: the engine cannot park); ``park_tokens_per_s``
-    is how many rows a second it moves out and back in again (0: not measured, as good as free).
+    is how many rows a second it moves out and back in again (0: not measured, as good as free). ``can_copy``: the
+    engine is a CopyingEngine too.
     """
 
     recipe_fingerprint: str
@@ -48,6 +49,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     parked_bytes_each: Size = 0
     parked_bytes_per_token: Size = 0
     park_tokens_per_s: float = 0.0
+    can_copy: bool = False
 
     @property
     def can_park(self) -> bool:
@@ -67,9 +69,9 @@ class PrefillItem:
     """A chunk of one sequence's prompt.
 
     ``tokens`` go to positions ``start .. start+len(tokens)-1``. The first chunk (``start == 0``) carries
-    ``params``; ``sample`` asks for the token after the last row. ``n_emitted`` counts how many tokens at the
-    end of the *whole* prefilled sequence were emitted before (a rebuilt session): the next draw is draw
-    number ``n_emitted`` of its seed.
+    ``params``, where the sequence was not opened by a copy; ``sample`` asks for the token after the last row.
+    ``n_emitted`` counts how many tokens at the end of the *whole* prefilled sequence were emitted before (a
+    rebuilt session): the next draw is draw number ``n_emitted`` of its seed.
     """
 
     session: int | str
@@ -94,6 +96,23 @@ class DecodeItem:
     pos: int
     token: int | None = None
     sample: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CopyItem:
+    """A new sequence that begins with the first ``rows`` rows of another.
+
+    ``params`` None makes a sequence that is only copied from. ``seen`` are the newest of the copied tokens, as many
+    as the penalties of ``params`` look at.
+    """
+
+    source: int | str
+    source_epoch: int
+    session: int | str
+    epoch: int
+    rows: int
+    params: SamplingParams | None = None
+    seen: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +193,18 @@ class ParkingEngine(BatchEngine, Protocol):
     @property
     def parked_bytes(self) -> int:
         """Host memory that parked sequences take."""
+        ...
+
+
+@runtime_checkable
+class CopyingEngine(Protocol):
+    """What an engine offers beside the contract where its facts say ``can_copy``."""
+
+    def copy(self, item: CopyItem) -> bool:
+        """Open a sequence with rows of another, which may run on; False, and nothing opened, where the KV of that
+        one is gone. The new sequence must not be there, and the other must hold the rows.
+
+        Afterwards a prefill chunk at position ``rows`` goes on. Together with what is released next, more KV may be
+        held for a moment than the engine's budget.
+        """
         ...

@@ -12,11 +12,15 @@ from treadle_shared.ticks import RestoreRow, Tick
 
 @dataclass(slots=True)
 class SlotState:
-    """What the runner knows of one sequence. ``ended``: rows for it are skipped until it is released."""
+    """What the runner knows of one sequence. ``ended``: rows for it are skipped until it is released. ``missing``: its
+    KV was found to be gone. ``kept``: it is only copied from.
+    """
 
     gen: int
     pos: int = 0
     ended: bool = False
+    missing: bool = False
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -45,19 +49,22 @@ class ParkingLot:
         """Host memory of everything parked."""
         return 0 if self._parks is None else self._parks.parked_bytes
 
-    def checked(self, tick: Tick, slots: Mapping[int, SlotState], n_slots: int) -> Moves:
-        """The moves of a tick, nothing changed yet. Raises InvalidTick."""
+    def checked(
+        self, tick: Tick, before: Mapping[int, SlotState], after: Mapping[int, SlotState], n_slots: int
+    ) -> Moves:
+        """The moves of a tick, nothing changed yet: out of the slots ``before`` it, into those that are free ``after``
+        its releases. Raises InvalidTick.
+        """
         if self._parks is None and (tick.park or tick.restore):
             raise InvalidTick("this engine cannot park")
         moves = Moves(discard=tick.discard, restore=tick.restore)
         released = set(tick.release)
         for slot, gen in tick.park:
-            moves.park.append((slot, self._to_park(slot, gen, slots, released)))
+            moves.park.append((slot, self._to_park(slot, gen, before, released)))
         if len({slot for slot, _ in tick.park}) < len(tick.park):
             raise InvalidTick("a slot is parked twice")
         for row in tick.restore:
-            free = row.slot < n_slots and (row.slot not in slots or row.slot in released)
-            if not free or row.slot in moves.restored:
+            if row.slot >= n_slots or row.slot in after or row.slot in moves.restored:
                 raise InvalidTick(f"slot {row.slot}: is not free for a parked sequence")
             moves.restored[row.slot] = SlotState(row.gen, self._to_restore(row, tick))
         return moves
@@ -94,7 +101,7 @@ class ParkingLot:
 
     def _to_park(self, slot: int, gen: int, slots: Mapping[int, SlotState], released: set[int]) -> SlotState:
         held = slots.get(slot)
-        if held is None or held.gen != gen or gen in self._parked:
+        if held is None or held.gen != gen or held.kept or gen in self._parked:
             raise InvalidTick(f"slot {slot}: generation {gen} is not there to be parked")
         if slot not in released:
             raise InvalidTick(f"slot {slot}: is parked but not released")

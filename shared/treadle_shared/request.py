@@ -16,7 +16,7 @@ class GenerationRequest:
     """One generation: ``prompt_tokens`` (token ids) continued by at most ``max_new_tokens`` tokens.
 
     ``priority``: higher goes first. ``queue_timeout_s`` bounds the wait, ``deadline_s`` the whole life, both
-    from submission. Raises InvalidRequest naming the field.
+    from submission. Only requests of the same ``cache_salt`` share a prefix. Raises InvalidRequest naming the field.
     """
 
     session_id: str
@@ -26,6 +26,7 @@ class GenerationRequest:
     priority: int = 0
     queue_timeout_s: float | None = None
     deadline_s: float | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if not self.session_id:

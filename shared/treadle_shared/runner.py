@@ -10,21 +10,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
-from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
+from treadle_shared.engine import BatchEngine, CopyingEngine, CopyItem, DecodeItem, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed, InvalidTick, MalformedMessage
 from treadle_shared.limits import MAX_DETAIL
 from treadle_shared.parking_lot import Moves, ParkingLot, SlotState
-from treadle_shared.ticks import DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
+from treadle_shared.ticks import CopyRow, DecodeRow, PrefillRow, ResultRow, Tick, TickResult, Timings
 from treadle_shared.tokens import unpack_tokens
+
+_Copy = tuple[CopyItem, SlotState]
 
 
 @dataclass(slots=True)
 class _Work:
-    """A checked tick: what the engine runs, what is skipped, which slots get a new generation."""
+    """A checked tick: what the engine runs, what is skipped, which slots get a new generation. ``after`` are the
+    slots once every move is made.
+    """
 
+    after: dict[int, SlotState]
+    keep: list[_Copy] = field(default_factory=list)
+    copy: list[_Copy] = field(default_factory=list)
     decode: list[DecodeItem] = field(default_factory=list)
     prefill: list[PrefillItem] = field(default_factory=list)
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -59,11 +67,7 @@ class TickRunner:
             self._broken = True
             yield self._refusal(tick, str(error), error_code=-1)
             return
-        unparked = self._lot.take_in(work.moves, self._slots)
-        for slot in tick.release:
-            self._release(slot)
-        self._slots.update(self._lot.let_out(work.moves))
-        self._slots.update(work.opened)
+        unparked = self._move(tick, work)
         for part in self._parts(tick, work):
             yield msgspec.structs.replace(part, unparked=unparked) if unparked else part
             unparked = []
@@ -81,6 +85,29 @@ class TickRunner:
         assert self._engine.kv_tokens <= rows, f"engine holds {self._engine.kv_tokens} rows, slots {rows}"
 
     # ---- running
+
+    def _move(self, tick: Tick, work: _Work) -> list[int]:
+        """Make the tick's moves, in the order that Tick tells; the generations that could not be parked."""
+        for item, slot in work.keep:
+            self._release(int(item.session))
+            self._copy(item, slot)
+        unparked = self._lot.take_in(work.moves, self._slots)
+        for number in tick.release:
+            self._release(number)
+        self._slots.update(self._lot.let_out(work.moves))
+        for item, slot in work.copy:
+            self._copy(item, slot)
+        self._slots.update(work.opened)
+        return unparked
+
+    def _copy(self, item: CopyItem, slot: SlotState) -> None:
+        """Copy, or leave a sequence whose rows are missing: no move may fail, for those before it are made."""
+        try:
+            slot.missing = not cast(CopyingEngine, self._engine).copy(item)
+        except DecodeFailed:
+            self._engine.release(item.session, item.epoch)
+            slot.missing = True
+        self._slots[int(item.session)] = slot
 
     def _parts(self, tick: Tick, work: _Work) -> Iterator[TickResult]:
         if work.decode or work.skipped or not work.prefill:
@@ -126,6 +153,7 @@ class TickRunner:
         for item, row in zip(items, part.rows, strict=not part.error):
             slot = self._slots[row.slot]
             slot.ended = row.eog or row.miss
+            slot.missing = row.miss
             if not row.miss:
                 slot.pos += len(item.tokens) if isinstance(item, PrefillItem) else 1
 
@@ -137,21 +165,55 @@ class TickRunner:
     # ---- checks: nothing below changes a slot
 
     def _checked(self, tick: Tick) -> _Work:
-        work = _Work()
-        released = set(tick.release)
+        work = _Work(dict(self._slots))
+        for move in tick.keep:
+            self._add_keep(move, work)
+        for number in tick.release:
+            work.after.pop(number, None)
         if tick.park or tick.restore or tick.discard:
-            work.moves = self._lot.checked(tick, self._slots, self._facts.max_sequences)
-        restored = work.moves.restored
+            work.moves = self._lot.checked(tick, self._slots, work.after, self._facts.max_sequences)
+            work.after.update(work.moves.restored)
+        for move in tick.copy:
+            self._add_copy(move, work)
         for row in tick.decode:
             self._claim(row.slot, work.seen)
-            held = restored.get(row.slot) or self._held(row.slot, row.gen, released)
-            if held.gen != row.gen:
-                raise InvalidTick(f"slot {row.slot}: generation {row.gen} is not there")
-            self._add_decode(row, held, work)
+            self._add_decode(row, self._held(row.slot, row.gen, work), work)
         for chunk in tick.prefill:
             self._claim(chunk.slot, work.seen)
-            self._add_prefill(chunk, released, work)
+            self._add_prefill(chunk, work)
         return work
+
+    def _add_keep(self, row: CopyRow, work: _Work) -> None:
+        if row.params is not None:
+            raise InvalidTick(f"slot {row.slot}: what is kept has no sampling parameters")
+        there = work.after.get(row.slot)
+        if there is not None and not there.kept:
+            raise InvalidTick(f"slot {row.slot}: a sequence is there")
+        work.keep.append(self._moved(row, work))
+
+    def _add_copy(self, row: CopyRow, work: _Work) -> None:
+        if row.params is None:
+            raise InvalidTick(f"slot {row.slot}: a copied sequence carries no sampling parameters")
+        if row.slot in work.after:
+            raise InvalidTick(f"slot {row.slot}: generation {work.after[row.slot].gen} is still there")
+        work.copy.append(self._moved(row, work))
+
+    def _moved(self, row: CopyRow, work: _Work) -> _Copy:
+        """The copy, once its source is found to hold what it needs."""
+        if not self._facts.can_copy:
+            raise InvalidTick(f"slot {row.slot}: the engine cannot copy sequences")
+        if row.slot >= self._facts.max_sequences:
+            raise InvalidTick(f"slot {row.slot}: the engine has {self._facts.max_sequences}")
+        source = work.after.get(row.source)
+        if source is None or source.gen != row.source_gen or row.source == row.slot:
+            raise InvalidTick(f"slot {row.source}: generation {row.source_gen} is not there to be copied")
+        if row.rows > source.pos and not source.missing:
+            raise InvalidTick(f"slot {row.source}: {row.rows} rows to be copied, the engine is at {source.pos}")
+        seen = unpack_tokens(row.seen)
+        if seen and (min(seen) < 0 or max(seen) >= self._facts.n_vocab):
+            raise InvalidTick(f"slot {row.slot}: a copied token is outside the vocabulary")
+        slot = work.after[row.slot] = SlotState(row.gen, row.rows, kept=row.params is None)
+        return CopyItem(row.source, row.source_gen, row.slot, row.gen, row.rows, row.params, seen), slot
 
     def _claim(self, slot: int, seen: set[int]) -> None:
         if slot >= self._facts.max_sequences:
@@ -160,9 +222,9 @@ class TickRunner:
             raise InvalidTick(f"slot {slot}: more than one row in a tick")
         seen.add(slot)
 
-    def _held(self, number: int, gen: int, released: set[int]) -> SlotState:
-        slot = None if number in released else self._slots.get(number)
-        if slot is None or slot.gen != gen:
+    def _held(self, number: int, gen: int, work: _Work) -> SlotState:
+        slot = work.after.get(number)
+        if slot is None or slot.gen != gen or slot.kept:
             raise InvalidTick(f"slot {number}: generation {gen} is not there")
         return slot
 
@@ -178,16 +240,16 @@ class TickRunner:
         token = None if row.token < 0 else row.token
         work.decode.append(DecodeItem(row.slot, row.gen, row.pos, token, row.sample))
 
-    def _add_prefill(self, row: PrefillRow, released: set[int], work: _Work) -> None:
+    def _add_prefill(self, row: PrefillRow, work: _Work) -> None:
         tokens = unpack_tokens(row.tokens)
         if not tokens or min(tokens) < 0 or max(tokens) >= self._facts.n_vocab:
             raise InvalidTick(f"slot {row.slot}: a prefill of no tokens, or of one outside the vocabulary")
         self._check_room(row.slot, row.start + len(tokens))
         if row.start == 0:
-            self._check_free(row, released, work)
+            self._check_free(row, work)
             work.opened[row.slot] = SlotState(row.gen)
         else:
-            slot = self._held(row.slot, row.gen, released)
+            slot = self._held(row.slot, row.gen, work)
             if slot.ended:
                 work.skipped.append((row.slot, row.gen))
                 return
@@ -195,11 +257,9 @@ class TickRunner:
                 raise InvalidTick(f"slot {row.slot}: prefill at {row.start}, the engine is at {slot.pos}")
         work.prefill.append(PrefillItem(row.slot, row.gen, row.start, tokens, row.sample, row.n_emitted, row.params))
 
-    def _check_free(self, row: PrefillRow, released: set[int], work: _Work) -> None:
-        if row.slot in work.moves.restored:
-            raise InvalidTick(f"slot {row.slot}: a parked sequence comes back here")
-        if row.slot in self._slots and row.slot not in released:
-            raise InvalidTick(f"slot {row.slot}: generation {self._slots[row.slot].gen} is still there")
+    def _check_free(self, row: PrefillRow, work: _Work) -> None:
+        if row.slot in work.after:
+            raise InvalidTick(f"slot {row.slot}: generation {work.after[row.slot].gen} is still there")
         if row.params is None:
             raise InvalidTick(f"slot {row.slot}: the first chunk carries no sampling parameters")
 

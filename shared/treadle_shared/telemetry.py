@@ -20,6 +20,10 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     ``parked_sessions`` are active ones that gave up their slot and wait for the next; ``parked_bytes`` is the host
     memory in which their KV waits, by the engine's own count. Of ``parks_total``, ``park_drops_total`` did not keep
     their KV and computed it anew.
+
+    Of ``prefix_lookups_total`` sequences that were begun, with ``prefix_prompt_tokens_total`` prompt tokens,
+    ``prefix_hits_total`` took their first ``prefix_hit_tokens_total`` tokens together from another sequence;
+    ``prefix_hit_rate`` is hit / prompt tokens.
     """
 
     active_sessions: int
@@ -52,6 +56,11 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     park_budget_bytes: int = 0
     parks_total: int = 0
     park_drops_total: int = 0
+    prefix_lookups_total: int = 0
+    prefix_hits_total: int = 0
+    prefix_prompt_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    prefix_hit_rate: float = 0.0
 
     @property
     def balanced(self) -> bool:

@@ -1,6 +1,7 @@
 """Messages between the broker and its worker.
 
-One tick is one plan for the engine: releases first, then the decode rows as one batch, then prefill chunks.
+One tick is one plan for the engine: what is kept for reuse, releases, copies of prefixes, then the decode rows as one
+batch, then prefill chunks.
 Every tick is answered by one or two results: the decode part leaves before prefill runs.
 """
 
@@ -54,12 +55,26 @@ class RestoreRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     gen: Count
 
 
+class CopyRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The first ``rows`` rows of slot ``source`` open slot ``slot`` (see CopyItem; ``seen`` is a token array)."""
+
+    source: Slot
+    source_gen: Count
+    slot: Slot
+    gen: Count
+    rows: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    params: SamplingParams | None = None
+    seen: TokenBytes = b""
+
+
 class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown_fields=True):
     """One plan. ``gen`` is new for each assignment of a slot; ``resync`` ends the refusal of ticks that
-    follows a failed one. Slots in ``release`` are emptied before anything runs.
+    follows a failed one.
 
-    Before that, sequences in ``park``, as ``(slot, gen)``, are moved to host memory, and parked ones in ``discard``,
-    by generation, are forgotten; after it, those in ``restore`` are taken back.
+    Moves come before rows, in this order. ``keep``: rows without parameters, each into a slot that is empty or was
+    filled by an earlier ``keep``, which it replaces. Sequences in ``park``, as ``(slot, gen)``, are moved to host
+    memory, and parked ones in ``discard``, by generation, are forgotten. Slots in ``release`` are emptied. Those in
+    ``restore`` are taken back into empty slots. ``copy``, rows with parameters, opens empty slots.
     """
 
     broker_id: Name
@@ -72,6 +87,8 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown
     park: Annotated[list[tuple[Slot, Count]], Meta(max_length=MAX_SEQUENCES)] = []
     restore: Annotated[list[RestoreRow], Meta(max_length=MAX_SEQUENCES)] = []
     discard: Annotated[list[Count], Meta(max_length=2 * MAX_SEQUENCES)] = []
+    keep: Annotated[list[CopyRow], Meta(max_length=MAX_SEQUENCES)] = []
+    copy: Annotated[list[CopyRow], Meta(max_length=MAX_SEQUENCES)] = []
 
 
 class ResultRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

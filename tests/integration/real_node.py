@@ -59,7 +59,7 @@ class RealNode:
     def wait_ready(self) -> RealNode:
         """Return once the node serves."""
         wait_for(self.directory.is_live, "the broker holds its directory", READY_S)
-        with self.client() as client:
+        with self.client(timeout=READY_S) as client:
             wait_for(lambda: self._alive() and client.status()["ready"], "the node is ready", READY_S)
         return self
 

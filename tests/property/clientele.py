@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from hash_engine import reference
 
 from treadle_broker.plan import Emitted, Event, Finished, Promoted, Rebuilding
+from treadle_broker.prefix_hash import PrefixHasher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
@@ -17,6 +18,9 @@ from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.sampling import SamplingParams
+
+BLOCK = 2  # tokens of a block in these worlds: their prompts are short
+_HASHER = PrefixHasher("node", BLOCK)
 
 POISON_LOSSES = 3  # two for the strikes, the second of which may be the first alone, and one more alone
 
@@ -62,6 +66,11 @@ class Client:
     def tokens(self) -> list[int]:
         """The answer so far."""
         return self.sequence[len(self.wish.prompt) :].tolist()
+
+
+def prefix_of(client: str, prompt: list[int], shared: bool = True) -> bytes:
+    """What the scheduler is told of a prompt."""
+    return _HASHER.chain(client, "", array("i", prompt)) if shared else b""
 
 
 def resuming(wish: Wish, share: float, facts: EngineFacts) -> Wish:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.engine import CopyItem, DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed
 from treadle_shared.sampling import SamplingParams
 
@@ -30,9 +30,11 @@ def mixed(state: int, token: int, kind: int) -> int:
     return (state * 1_000_003 + 8 * token + kind + 1) % _MODULUS
 
 
-def drawn(state: int, params: SamplingParams, draw: int) -> int:
-    """Draw number ``draw`` after the rows that gave ``state``."""
+def drawn(state: int, params: SamplingParams, draw: int, seen: Sequence[int]) -> int:
+    """Draw number ``draw`` after the rows that gave ``state``; penalties look at the newest tokens ``seen``."""
     point = mixed(mixed(state, draw, 5), params.seed or 0, 6)
+    for token in seen[-params.penalty_last_n :] if params.penalised else ():
+        point = mixed(point, token, 7)
     if point % _EOG_EVERY == 0 and not params.ignore_eos:
         return EOG
     return 1 + point % (N_VOCAB - 1)
@@ -44,7 +46,7 @@ def opening(recipe: str) -> int:
 
 
 def reference(
-    prompt: Iterable[int], params: SamplingParams, max_new: int, facts: EngineFacts
+    prompt: Sequence[int], params: SamplingParams, max_new: int, facts: EngineFacts
 ) -> tuple[list[int], bool]:
     """The tokens of an undisturbed run, and whether it ends with an end-of-generation token."""
     state = opening(facts.recipe_fingerprint)
@@ -52,7 +54,7 @@ def reference(
         state = mixed(state, token, PROMPT_ROW)
     tokens: list[int] = []
     while len(tokens) < max_new:
-        token = drawn(state, params, len(tokens))
+        token = drawn(state, params, len(tokens), [*prompt, *tokens])
         if token == EOG:
             return tokens, True
         tokens.append(token)
@@ -69,6 +71,15 @@ class _Sequence:
     emitted: int = 0
     last: int | None = None
     lone_start: bool = False
+    seen: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
+
+    def run(self, token: int, kind: int) -> None:
+        """One more row."""
+        self.state = mixed(self.state, token, kind)
+        self.states.append(self.state)
+        self.seen.append(token)
+        self.rows += 1
 
 
 class HashEngine:
@@ -162,6 +173,22 @@ class HashEngine:
             for sequence in self.parked.values()
         )
 
+    def copy(self, item: CopyItem) -> bool:
+        assert self.facts.can_copy
+        assert (item.session, item.epoch) not in self._sequences
+        source = self._sequences.get((item.source, item.source_epoch))
+        if source is None:
+            self.missing.add((item.session, item.epoch))
+            return False
+        assert item.rows <= source.rows
+        states = source.states[: item.rows]
+        state = states[-1] if len(states) == item.rows else _GARBAGE
+        params = item.params or SamplingParams()
+        self._sequences[item.session, item.epoch] = _Sequence(
+            params, state, source.first, item.rows, seen=list(item.seen), states=states
+        )
+        return True
+
     def _taste(self, item: PrefillItem | DecodeItem, positions: range) -> None:
         sequence = self._sequences.get((item.session, item.epoch))
         if self._poison is not None and sequence is not None:
@@ -176,6 +203,7 @@ class HashEngine:
             sequence = self._sequences.get((item.session, item.epoch))
             if sequence is not None:
                 sequence.state = _GARBAGE
+                sequence.states = [_GARBAGE] * len(sequence.states)
                 sequence.rows += number % 2
         raise DecodeFailed(code, "injected")
 
@@ -186,8 +214,7 @@ class HashEngine:
         assert sequence.rows == item.start
         self._judge_roles(sequence, item)
         for token in item.tokens:
-            sequence.state = mixed(sequence.state, token, PROMPT_ROW)
-        sequence.rows += len(item.tokens)
+            sequence.run(token, PROMPT_ROW)
         sequence.emitted = item.n_emitted
         return self._sampled(item, sequence)
 
@@ -208,8 +235,7 @@ class HashEngine:
         token = sequence.last if item.token is None else item.token
         assert token is not None, "there is no token to feed back"
         kind = EMITTED_ROW if self.facts.replay_decode else PROMPT_ROW
-        sequence.state = mixed(sequence.state, token, kind)
-        sequence.rows += 1
+        sequence.run(token, kind)
         sequence.emitted += 1
         return self._sampled(item, sequence)
 
@@ -217,5 +243,5 @@ class HashEngine:
         if not item.sample:
             sequence.last = None
             return StepResult(item.session, item.epoch)
-        sequence.last = drawn(sequence.state, sequence.params, sequence.emitted)
+        sequence.last = drawn(sequence.state, sequence.params, sequence.emitted, sequence.seen)
         return StepResult(item.session, item.epoch, sequence.last, eog=sequence.last == EOG)

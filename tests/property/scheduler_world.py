@@ -11,7 +11,7 @@ from hash_engine import HashEngine, Poison, WorkerDied
 
 from treadle_broker.plan import Event, Finished, Plan, Promoted
 from treadle_broker.scheduler import Scheduler
-from treadle_broker.session import Session, SessionKey
+from treadle_broker.session import DIGEST_BYTES, Session, SessionKey
 from treadle_broker.tick_builder import build_tick
 from treadle_shared.admission import AdmissionDecision
 from treadle_shared.budget import NodeBudget
@@ -49,6 +49,7 @@ class World:
         self.deaths = 0
         self.faults = 0
         self.ticks_run = 0
+        self.copied_rows = 0
         self.worker_up = False
         self.worker_known = False
         self.late: list[TickResult] = []
@@ -164,6 +165,29 @@ class World:
         alone = len(plan.prefill) == 1 and plan.prefill_tokens <= max(cap, 2 * min_rows - 1)
         assert plan.prefill_tokens <= cap or alone
         assert all(self.clients.sessions[row.key].ended is None for row in rows), "a row for a session that ended"
+        self._check_copies(plan)
+
+    def _check_copies(self, plan: Plan) -> None:
+        """Only beginnings of the same prompt are copied, by whole blocks, and enough of the prompt is left to run."""
+        block, places = self.budget.prefix_block_tokens, min(self.budget.effective_active_cap, self.facts.max_sequences)
+        assert len({row.slot for row in plan.keep}) == len(plan.keep) <= self.cache_slots
+        assert all(places <= row.slot < places + self.cache_slots for row in plan.keep)
+        assert not plan.copy or self.cache_slots
+        for row in [*plan.keep, *plan.copy]:
+            assert row.rows > 0
+            assert row.rows % block == 0
+        for row in plan.copy:
+            assert row.key is not None
+            client = self.clients.sessions[row.key]
+            assert row.rows <= len(client.job.prefix) // DIGEST_BYTES * block
+            assert row.rows + self.facts.min_prefill_rows <= len(client.sequence)
+        self.copied_rows += sum(row.rows for row in plan.copy)
+
+    @property
+    def cache_slots(self) -> int:
+        """Sequences beside those of sessions."""
+        spare = self.facts.max_sequences - min(self.budget.effective_active_cap, self.facts.max_sequences)
+        return min(self.budget.cache_slots, spare) if self.facts.can_copy else 0
 
     def _check_policy(self, plan: Plan, wanting: list[Session], prefilling: bool) -> None:
         """Decode first, nobody left out for long but for the batch bound, and one prompt always moves."""
@@ -224,7 +248,7 @@ class World:
         if part.not_run and part.error_code:
             assert part.tick_id in self._tampered, f"the runner refused a tick: {part.error}"
         assert not part.error or self._errors_possible, "an error out of nothing"
-        assert self.engine.sequences <= self._places
+        assert self.engine.sequences <= self._places + self.cache_slots
         assert part.parked_bytes == self.engine.parked_bytes <= self.scheduler._roster.parking.bytes_held
         assert self.engine.parked_bytes <= self.budget.park_bytes
         if self.engine.missing:
@@ -366,7 +390,9 @@ class World:
             ledger.held_for(session) if budget.takes_turns else session.job.need_tokens for session in seated
         )
         assert reserved == self.scheduler._roster.ledger.reserved
-        assert reserved * self.facts.kv_bytes_per_token <= budget.kv_bytes
+        cached = self.scheduler._roster.prefixes.rows
+        assert (reserved + cached) * self.facts.kv_bytes_per_token <= budget.kv_bytes
+        assert self.scheduler.telemetry(self.now).kv_cached_bytes == cached * self.facts.kv_bytes_per_token
         for session in seated:
             assert session.rows_done <= session.rows_planned < session.job.need_tokens
             assert session.emitted == len(self.clients.sessions[session.key].tokens)
@@ -401,11 +427,13 @@ class World:
         seen = self.scheduler.telemetry(self.now)
         assert self.scheduler.idle
         assert (seen.kv_bytes, seen.scratch_bytes, seen.queue_depth, seen.active_sessions) == (0, 0, 0, 0)
-        assert self.engine.kv_tokens == 0
-        assert self.engine.sequences == 0
         assert not self.engine.parked
         assert (seen.parked_sessions, seen.parked_bytes) == (0, 0)
-        assert self.scheduler.kv_drift_rows == 0
+        kept = self.scheduler._roster.prefixes
+        assert self.engine.sequences + len(self.engine.missing) == len(kept.memory())
+        if not self.engine.missing:
+            assert self.engine.kv_tokens == kept.rows
+            assert self.scheduler.kv_drift_rows == 0
         assert self.scheduler.next_deadline() is None
 
 

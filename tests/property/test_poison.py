@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 import pytest
-from clientele import Wish
+from clientele import BLOCK, Wish, prefix_of
 from hash_engine import N_VOCAB, Poison, WorkerDied
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -42,6 +42,7 @@ class Scene:
     replay_decode: bool
     slots: int = 0  # where sessions take turns in them
     park_bytes: int = 0
+    cache_slots: int = 0
 
     @property
     def deadly(self) -> bool:
@@ -54,9 +55,17 @@ class Scene:
         return [self._wish(number, *lengths) for number, lengths in enumerate(self.sessions)]
 
     def _wish(self, number: int, prompt: int, new: int) -> Wish:
-        job = Job(client=f"c{number % 2}", session_id=f"s{number}", prompt_tokens=prompt, max_new_tokens=new)
-        first = _CULPRIT if number == self.culprit else number
-        return Wish(job, [first, *range(1, prompt)], SamplingParams(seed=number, ignore_eos=True))
+        first = _CULPRIT if number == self.culprit else number % 3 if self.cache_slots else number
+        tokens = [first, *range(1, prompt)]
+        client = f"c{number % 2}"
+        job = Job(
+            client=client,
+            session_id=f"s{number}",
+            prompt_tokens=prompt,
+            max_new_tokens=new,
+            prefix=prefix_of(client, tokens),
+        )
+        return Wish(job, tokens, SamplingParams(seed=number, ignore_eos=True))
 
     def world(self, fatal: type[Exception]) -> World:
         """A running node."""
@@ -70,6 +79,7 @@ class Scene:
             min_prefill_rows=self.min_prefill_rows,
             replay_decode=self.replay_decode,
             parked_bytes_per_token=1,
+            can_copy=True,
         )
         budget = NodeBudget(
             weight_bytes=1,
@@ -82,6 +92,8 @@ class Scene:
             slots=self.slots,
             slice_tokens=3,
             park_bytes=self.park_bytes,
+            cache_slots=self.cache_slots,
+            prefix_block_tokens=BLOCK,
         )
         world = World(budget, facts, self.depth, poison=_poison(self.deadly_from, fatal))
         world.start_worker()
@@ -115,6 +127,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         replay_decode=draw(st.booleans()),
         slots=draw(st.sampled_from([0, 0, 1, 2, 3])),
         park_bytes=draw(st.sampled_from([0, 1000])),
+        cache_slots=draw(st.sampled_from([0, 2])),
     )
 
 

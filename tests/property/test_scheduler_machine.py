@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from clientele import Wish, resuming
+from clientele import BLOCK, Wish, prefix_of, resuming
 from hash_engine import N_VOCAB
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -33,6 +33,8 @@ budgets = st.builds(
     max_active=st.integers(1, 5),
     max_batch_size=st.integers(1, 5),
     max_prefill_tokens_per_tick=st.integers(1, 9),
+    cache_slots=st.integers(0, 3),
+    prefix_block_tokens=st.just(BLOCK),
 )
 turns = st.fixed_dictionaries(
     {
@@ -48,7 +50,7 @@ engines = st.builds(
     recipe_fingerprint=st.sampled_from(["one", "one", "two"]),
     n_vocab=st.just(N_VOCAB),
     context_tokens=st.integers(12, 40),
-    max_sequences=st.integers(3, 6),
+    max_sequences=st.integers(3, 8),
     kv_bytes_per_token=st.just(_KV_BYTES_PER_TOKEN),
     weight_bytes=st.just(1),
     min_prefill_rows=st.integers(1, 2),
@@ -58,6 +60,7 @@ engines = st.builds(
     parked_bytes_each=st.sampled_from([0, 5]),
     parked_bytes_per_token=st.sampled_from([0, 4, 4]),
     park_tokens_per_s=st.sampled_from([0.0, 10.0, 90.0, 1000.0]),
+    can_copy=st.sampled_from([True, True, False]),
 )
 seconds = st.none() | st.floats(0.01, 3.0)
 wishes = st.fixed_dictionaries(
@@ -69,7 +72,9 @@ wishes = st.fixed_dictionaries(
         "priority": st.sampled_from([0, 0, 0, 5, -1]),
         "queue_timeout": seconds,
         "timeout": st.none() | st.none() | st.floats(0.01, 3.0),
+        "alike": st.integers(0, 12),
         "seed": st.integers(0, 3),
+        "penalty": st.sampled_from([1.0, 1.0, 1.3]),
         "ignore_eos": st.booleans(),
     }
 )
@@ -247,6 +252,7 @@ class TwoInFlight(SchedulerMachine):
 
 
 def _wish(wish: dict, now: float) -> Wish:
+    prompt = [*range(min(wish["alike"], len(wish["prompt"]) - 1)), *wish["prompt"]][: len(wish["prompt"])]
     job = Job(
         client=wish["client"],
         session_id=wish["session_id"],
@@ -255,8 +261,12 @@ def _wish(wish: dict, now: float) -> Wish:
         priority=wish["priority"],
         queue_deadline=None if wish["queue_timeout"] is None else now + wish["queue_timeout"],
         deadline=None if wish["timeout"] is None else now + wish["timeout"],
+        prefix=prefix_of(wish["client"], prompt),
     )
-    return Wish(job, wish["prompt"], SamplingParams(seed=wish["seed"], ignore_eos=wish["ignore_eos"]))
+    params = SamplingParams(
+        seed=wish["seed"], ignore_eos=wish["ignore_eos"], repeat_penalty=wish["penalty"], penalty_last_n=3
+    )
+    return Wish(job, prompt, params)
 
 
 def _same_recipe(facts: EngineFacts, known: EngineFacts) -> EngineFacts:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from clientele import Wish, resuming
+from clientele import BLOCK, Wish, prefix_of, resuming
 from hash_engine import N_VOCAB
 from scheduler_world import World
 
@@ -167,6 +167,8 @@ class Walk:
             slots=turns[0] if self._turns else 0,
             slice_tokens=turns[1],
             park_bytes=turns[2],
+            cache_slots=draw.choice([0, 1, 3]),
+            prefix_block_tokens=BLOCK,
         )
 
     def _facts(self) -> EngineFacts:
@@ -175,7 +177,7 @@ class Walk:
             recipe_fingerprint=draw.choice(["one", "one", "two"]),
             n_vocab=N_VOCAB,
             context_tokens=draw.randint(12, 40),
-            max_sequences=draw.randint(3, 6),
+            max_sequences=draw.randint(3, 8),
             kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
             weight_bytes=1,
             min_prefill_rows=draw.randint(1, 2),
@@ -185,21 +187,34 @@ class Walk:
             parked_bytes_each=draw.choice([0, 5]),
             parked_bytes_per_token=draw.choice([0, 4, 4, 4]),
             park_tokens_per_s=draw.choice([0.0, 0.0, 0.0, 10.0, 90.0, 1000.0]),
+            can_copy=draw.random() < 0.8,
         )
 
     def _wish(self) -> Wish:
         draw, now = self._random, self.world.now
-        prompt = [draw.randrange(N_VOCAB) for _ in range(draw.choice([1, 1, 2, 3, draw.randint(1, 14)]))]
+        prompt = [
+            draw.randrange(N_VOCAB) for _ in range(draw.choice([1, 2, 3, draw.randint(4, 14), draw.randint(4, 14)]))
+        ]
+        alike = draw.choice([0, 4, len(prompt) - 1, draw.randint(2, 13)])
+        prompt[:alike] = range(min(alike, len(prompt)))
+        client = draw.choice("abc")
         job = Job(
-            client=draw.choice("abc"),
+            client=client,
             session_id=f"s{draw.randrange(6)}",
             prompt_tokens=len(prompt),
             max_new_tokens=draw.choice([1, 2, draw.randint(1, 10)]) + draw.choice([0, 4, 9]) * self._turns,
             priority=draw.choice([0, 0, 0, 5, -1]),
             queue_deadline=draw.choice([None, None, now + 2 * draw.random()]),
             deadline=draw.choice([None, None, now + 3 * draw.random()]),
+            prefix=prefix_of(client, prompt, shared=draw.random() < 0.9),
         )
-        return Wish(job, prompt, SamplingParams(seed=draw.randrange(4), ignore_eos=draw.random() < 0.5))
+        params = SamplingParams(
+            seed=draw.randrange(4),
+            ignore_eos=draw.random() < 0.5,
+            repeat_penalty=draw.choice([1.0, 1.3]),
+            penalty_last_n=3,
+        )
+        return Wish(job, prompt, params)
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["reserve", "optimistic"])

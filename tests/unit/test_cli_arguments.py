@@ -28,6 +28,7 @@ from treadle_shared.rundir import NodeLock, RuntimeDir
 SAMPLES = {
     "engine": "reference",
     "numerics": "fast",
+    "prefix_sharing": "node",
     "kv_type": "q8_0",
     "cpus": "0-3",
     "tick_depth": "1",

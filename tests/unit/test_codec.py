@@ -189,7 +189,7 @@ def test_a_sampling_value_that_cannot_be_served_is_the_requests_fault(params: di
         ({"park": [[256, 1]]}, "park[0][0]"),
         ({"restore": [[0, 1]]}, "restore[0]"),
         ({"discard": [-1]}, "discard[0]"),
-        ({"copy": []}, "copy"),
+        ({"extra": []}, "extra"),
     ],
 )
 def test_a_tick_out_of_its_bounds_is_refused_by_name(change: dict[str, Any], field: str) -> None:

@@ -50,7 +50,7 @@ class Slow:
 
 
 def _engine(sessions: int = 8, tokens: int = 96, kv_tokens: int | None = None) -> KvBatchEngine:
-    flags = {"engine": "reference", "max_sessions": sessions, "session_tokens": tokens}
+    flags = {"engine": "reference", "max_sessions": sessions, "session_tokens": tokens, "cache_slots": 0}
     if kv_tokens is not None:
         flags["kv_bytes"] = kv_tokens * KV_BYTES
     return build_reference_engine(load_config(environ={}, flags=flags))

@@ -70,7 +70,8 @@ def test_any_sequence_of_budgets_gets_a_prompt_through_in_legal_chunks(
 
 def _picked(prompts: list[int], budget: int, min_rows: int = 1) -> list[int]:
     return [
-        rows for _, rows in pick_prefills([_session(n, prompt) for n, prompt in enumerate(prompts)], budget, min_rows)
+        chunk.rows
+        for chunk in pick_prefills([_session(n, prompt) for n, prompt in enumerate(prompts)], budget, min_rows)
     ]
 
 

@@ -98,7 +98,7 @@ def test_a_partial_shard_is_refused():
 
 
 def test_a_configuration_becomes_an_engine_with_room_for_every_session():
-    engine = build_reference_engine(NodeConfig(engine="reference", max_sessions=3, session_tokens=16))
+    engine = build_reference_engine(NodeConfig(engine="reference", max_sessions=3, session_tokens=16, cache_slots=0))
     assert (engine.facts.max_sequences, engine.facts.context_tokens) == (3, 16)
     whole = engine.prefill([opened(n, [n] * 16) for n in range(3)])
     assert not any(step.cache_miss for step in whole)

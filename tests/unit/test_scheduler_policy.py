@@ -633,7 +633,8 @@ def test_the_snapshot_has_every_signal_by_its_documented_name() -> None:
     kv_cached_bytes kv_budget_bytes kv_pressure scratch_bytes scratch_budget_bytes scratch_pressure weight_bytes
     weight_budget_bytes ticks_total prefill_tokens_total decode_tokens_total prefill_tokens_per_s decode_tokens_per_s
     submitted_total done_total failed_total cancelled_total rejected_total rejected_by_reason
-    parked_sessions parked_bytes park_budget_bytes parks_total park_drops_total"""
+    parked_sessions parked_bytes park_budget_bytes parks_total park_drops_total prefix_lookups_total
+    prefix_hits_total prefix_prompt_tokens_total prefix_hit_tokens_total prefix_hit_rate"""
     assert sorted(node().telemetry(0.0).to_dict()) == sorted(names.split())
 
 

@@ -15,6 +15,7 @@ from treadle_worker.reference import KvBatchEngine, build_reference_engine
 
 def _engine(sessions: int = 8, tokens: int = 64, seed: int = 0) -> KvBatchEngine:
     flags = {"engine": "reference", "max_sessions": sessions, "session_tokens": tokens, "reference_seed": seed}
+    flags["cache_slots"] = 0
     return build_reference_engine(load_config(environ={}, flags=flags))
 
 

@@ -221,8 +221,8 @@ def test_kv_is_kept_where_moving_it_measures_cheaper(measured: dict[str, Any], k
     session = Session(key("a"), job("a", prompt=10, new=50), 0.0)
     session.rows_planned, session.tokens_planned = 19, 10
     engine = facts(parked_bytes_per_token=1, max_sequences=4, **measured)
-    assert worth_keeping(engine, session) is kept
-    assert not worth_keeping(msgspec.structs.replace(engine, parked_bytes_per_token=0), session)
+    assert worth_keeping(engine, session, engine.max_sequences) is kept
+    assert not worth_keeping(msgspec.structs.replace(engine, parked_bytes_per_token=0), session, engine.max_sequences)
 
 
 # ---- what the engine is told

@@ -70,6 +70,7 @@ FACTS = EngineFacts(
     parked_bytes_each=213_744,
     parked_bytes_per_token=23052,
     park_tokens_per_s=24_000.0,
+    can_copy=True,
 )
 
 FROM_CLIENT: list[calls.FromClient] = [
@@ -87,6 +88,7 @@ FROM_CLIENT: list[calls.FromClient] = [
                 priority=-5,
                 queue_timeout_s=2.5,
                 deadline_s=30.0,
+                cache_salt="team-1",
             ),
             calls.Request(messages=[calls.ChatMessage(role="user", content="Hi")]),
             calls.Request(tokens=TOKENS, key=KEY, emitted=TOKENS, recipe="r-1"),
@@ -149,6 +151,8 @@ TO_WORKER: list[ticks.ToWorker] = [
         park=[(3, 2)],
         restore=[ticks.RestoreRow(slot=1, parked=1, gen=5)],
         discard=[0],
+        keep=[ticks.CopyRow(source=3, source_gen=2, slot=8, gen=7, rows=16)],
+        copy=[ticks.CopyRow(source=8, source_gen=7, slot=3, gen=8, rows=16, params=PARAMS, seen=TOKENS)],
     ),
     ticks.WorkerWelcome(major=1, minor=0, broker_id="b-1", worker_id="w-1"),
     ticks.WorkerRefused(reason="busy", message="another worker serves"),

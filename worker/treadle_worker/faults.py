@@ -16,9 +16,18 @@ import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from treadle_shared.engine import BatchEngine, DecodeItem, EngineFacts, ParkingEngine, PrefillItem, StepResult
+from treadle_shared.engine import (
+    BatchEngine,
+    CopyingEngine,
+    CopyItem,
+    DecodeItem,
+    EngineFacts,
+    ParkingEngine,
+    PrefillItem,
+    StepResult,
+)
 from treadle_shared.errors import ConfigError, DecodeFailed
 
 _HEAD: Final = 4  # tokens of a sequence that are looked at
@@ -102,6 +111,12 @@ class FaultyEngine:
         """See BatchEngine."""
         self._strike(items)
         return self._engine.decode_batch(items)
+
+    def copy(self, item: CopyItem) -> bool:
+        """See CopyingEngine: the first tokens come along."""
+        if item.rows >= _HEAD:  # blocks are longer
+            self._prompts[item.session, item.epoch] = set(self._prompts.get((item.source, item.source_epoch), ()))
+        return cast(CopyingEngine, self._engine).copy(item)
 
     def release(self, session: int | str, epoch: int) -> None:
         """See BatchEngine."""

@@ -34,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=kind, metavar=flag.rsplit("-", 1)[-1].upper(), help=text)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     parser.add_argument("--session-id", metavar="ID", help="name the session")
+    parser.add_argument("--cache-salt", metavar="TEXT", help="share prefixes only with requests of the same salt")
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on to --max-tokens")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
 
@@ -43,7 +44,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.logprobs is not None and not args.json:
         raise InvalidRequest("logprobs", "is printed with --json only")
     names = [flag.removeprefix("--").replace("-", "_") for flag, _, _ in _NUMBERS]
-    names += ["stop", "session_id", "ignore_eos"]
+    names += ["stop", "session_id", "cache_salt", "ignore_eos"]
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 

@@ -25,7 +25,7 @@ def measure_level(level: int, plan: SweepPlan, settings: Mapping[str, Any]) -> C
     if plan.jobs > MAX_REQUESTS:
         raise ConfigError("jobs", f"at most {MAX_REQUESTS} can be submitted together, not {plan.jobs}")
     with tempfile.TemporaryDirectory(prefix="treadle-sweep-") as folder:
-        node = prepare_node(str(Path(folder) / "node"), None, {**settings, "max_sessions": level})
+        node = prepare_node(str(Path(folder) / "node"), None, {**settings, "max_sessions": level, "cache_slots": 0})
         log = Path(folder) / "node.log"
         with log.open("wb") as output, BackgroundNode(node, output, lambda line: None) as background:
             if background.wait_ready() is None:

@@ -43,7 +43,8 @@ def check_kv_type(config: NodeConfig, exact: bool) -> None:
 
 
 class LlamaContext:
-    """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it.
+    """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it. The first
+    ``max_sessions`` are for sessions, the others for what is kept of ended ones.
 
     Attention and the layout of the KV cache follow the model's switches. Raises ModelError where the context
     cannot be made.
@@ -52,7 +53,8 @@ class LlamaContext:
     def __init__(self, model: LlamaModel, config: NodeConfig, threads: int) -> None:
         self.model = model
         self._api = model.library.api
-        self.max_sequences = config.effective_slots
+        self.max_sessions = config.effective_slots
+        self.max_sequences = config.effective_slots + (config.effective_cache_slots if model.can_copy else 0)
         with model.library.log.recorded() as lines:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
@@ -117,6 +119,10 @@ class LlamaContext:
         """
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.trim(target, length)
+
+    def begins(self, slot: int) -> bool:
+        """Whether a sequence still holds its first token: a sliding window may have dropped it."""
+        return int(self._api.llama_memory_seq_pos_min(self._memory, slot)) == 0
 
     def trim(self, slot: int, length: int) -> None:
         """Forget what a sequence holds after its first ``length`` tokens. Raises DecodeFailed where the model's

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from typing import Any, Final
 
 from treadle_shared.config import NodeConfig
-from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.engine import CopyItem, DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed, ModelError
 from treadle_shared.sampling import SamplingParams
 from treadle_worker.llama.batch import Piece, calls_alone, calls_packed
@@ -37,7 +37,7 @@ def _unobserved(_value: Any) -> None:
 
 
 class LlamaEngine:
-    """A BatchEngine over one GGUF. A sequence's session is its slot, a number in [0, ``max_sessions``).
+    """A BatchEngine over one GGUF. A sequence's session is its slot, a number in [0, ``facts.max_sequences``).
 
     Construction loads the model, runs the self-test (exact numerics only) and a warm-up. ``on_progress`` gets
     the loaded fraction in [0, 1], ``on_phase`` the phases ``loading`` and ``testing``. ``last_timings`` are the
@@ -188,6 +188,23 @@ class LlamaEngine:
         self._kv_tokens -= sequence.length
         self._context.forget(int(session))
         return sequence
+
+    def copy(self, item: CopyItem) -> bool:
+        """See CopyingEngine. llama.cpp takes note of it and copies when the next batch runs."""
+        source = self._sequences.get(item.source)
+        if source is None or source.epoch != item.source_epoch or not self._context.begins(int(item.source)):
+            return False
+        try:
+            self._context.copy_prefix(int(item.source), int(item.session), item.rows)
+        except DecodeFailed:
+            self._context.forget(int(item.session))
+            raise
+        params = item.params or SamplingParams()
+        opened = Sequence(item.epoch, params, self._chooser.new_chain(params) if item.params else None)
+        self._sequences[item.session] = opened
+        self._grow(opened, item.rows)
+        opened.accept(item.seen)
+        return True
 
     # ---- sequences
 

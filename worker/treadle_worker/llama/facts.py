@@ -55,6 +55,7 @@ def measure_facts(
         parked_bytes_each=CHAIN_BYTES + state_head,
         parked_bytes_per_token=kv_bytes + _CELL_RECORD,
         park_tokens_per_s=park_rate,
+        can_copy=model.can_copy,
     )
 
 
@@ -63,7 +64,7 @@ def scratch_bytes(model: LlamaModel, context: LlamaContext) -> int:
     compute buffers (by llama.cpp's own account) and of one candidate table.
     """
     shared = context.compute_bytes + _CANDIDATE * model.n_vocab
-    return _FLOAT * model.n_vocab + CHAIN_BYTES + shared // context.max_sequences
+    return _FLOAT * model.n_vocab + CHAIN_BYTES + shared // context.max_sessions
 
 
 def recipe(model: LlamaModel, config: NodeConfig, threads: int) -> str:
@@ -123,8 +124,8 @@ def _prefill(context: LlamaContext, start: int, size: int) -> None:
 
 
 def _time_decode(context: LlamaContext) -> float:
-    """Seconds of one tick with a row for every sequence, the best of a few."""
-    rows, best = context.max_sequences, float("inf")
+    """Seconds of one tick with a row for every session, the best of a few."""
+    rows, best = context.max_sessions, float("inf")
     for position in range(1 + _TICKS):
         for slot in range(rows):
             context.fill(slot, position, [slot % context.model.n_vocab], slot)

@@ -25,7 +25,8 @@ class LlamaModel:
 
     ``choose`` decides the kernel switches from the weights' types; ``switches`` are those in effect.
     ``on_progress`` is called with the loaded fraction in [0, 1]. ``weight_bytes`` is what the tensors take,
-    ``ctx_train`` the context the model was trained for, ``eog`` its end-of-generation tokens.
+    ``ctx_train`` the context the model was trained for, ``eog`` its end-of-generation tokens. ``can_copy``: its
+    memory is a cache of tokens, of which a prefix can be taken; a recurrent state cannot be cut.
 
     Raises ModelError (missing, damaged, not a generative model), WeightBudgetError, or ConfigError for the
     device settings.
@@ -93,6 +94,7 @@ class LlamaModel:
         self.n_vocab: int = api.llama_vocab_n_tokens(self.vocab)
         self.weight_bytes: int = api.llama_model_size(self.handle)
         self.ctx_train: int = api.llama_model_n_ctx_train(self.handle)
+        self.can_copy = not (api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle))
         text = ctypes.create_string_buffer(_MAX_TEXT)
         api.llama_model_desc(self.handle, text, _MAX_TEXT)
         self.description = text.value.decode("utf-8", "replace")

@@ -79,6 +79,20 @@ class SessionCache:
         self.tokens += tokens
         return True
 
+    def copy(self, source: SequenceKey, session: int | str, epoch: int, tokens: int, sampler: Sampler) -> bool:
+        """Open a sequence with the first ``tokens`` of another; False where that one is gone.
+
+        Nothing makes room: together with what is released next the budget may be exceeded for a moment.
+        """
+        held = self.get(*source)
+        if held is None:
+            return False
+        opened = self.put(session, epoch, sampler)
+        opened.kv.take(held.kv, tokens)
+        opened.tokens = tokens
+        self.tokens += tokens
+        return True
+
     def release(self, session: int | str, epoch: int) -> None:
         """Forget a sequence; an unknown one is no error."""
         sequence = self._sequences.pop((session, epoch), None)

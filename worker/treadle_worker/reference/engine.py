@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treadle_shared.bytevocab import EOS, FINGERPRINT
-from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
+from treadle_shared.engine import CopyItem, DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import InvalidTick, PartialShardError
 from treadle_shared.sampling import SamplingParams
 from treadle_worker.reference.adapter import KvBoundaryAdapter, Span
@@ -100,6 +100,13 @@ class KvBatchEngine:
         """See ParkingEngine."""
         return self._cache.parked_tokens * self._cache.layout.bytes_per_token
 
+    def copy(self, item: CopyItem) -> bool:
+        """Open a sequence with rows of another. See CopyingEngine."""
+        sampler = Sampler(item.params or SamplingParams())
+        sampler.feed(item.seen, 0)
+        source = (item.source, item.source_epoch)
+        return self._cache.copy(source, item.session, item.epoch, item.rows, sampler)
+
     def check(self) -> None:
         """Raise AssertionError where the cache's accounts do not add up."""
         self._cache.check()
@@ -181,6 +188,7 @@ def _facts(
         prefill_tokens_per_s=cost.prefill_tokens_per_s,
         decode_tick_s=cost.decode_tick_s,
         parked_bytes_per_token=adapter.kv_bytes_per_token,
+        can_copy=True,
     )
 
 

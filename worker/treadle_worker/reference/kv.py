@@ -46,6 +46,12 @@ class SequenceKv:
         self.keys = _grown(self.keys, capacity)
         self.values = _grown(self.values, capacity)
 
+    def take(self, source: SequenceKv, tokens: int) -> None:
+        """Begin with the first ``tokens`` rows of another sequence."""
+        self.reserve(tokens)
+        self.keys[:, :, :tokens] = source.keys[:, :, :tokens]
+        self.values[:, :, :tokens] = source.values[:, :, :tokens]
+
 
 def _grown(rows: Floats, capacity: int) -> Floats:
     n_layers, n_kv_heads, held, head_dim = rows.shape

@@ -156,7 +156,7 @@ class Proof:
 
     @contextmanager
     def _engine(self, **settings: Any) -> Iterator[LlamaEngine]:
-        engine = LlamaEngine(msgspec.structs.replace(self._config, **settings), choose=self._choose)
+        engine = LlamaEngine(msgspec.structs.replace(self._config, cache_slots=0, **settings), choose=self._choose)
         try:
             yield engine
         finally:
@@ -164,7 +164,7 @@ class Proof:
 
     @contextmanager
     def _context(self, threads: int) -> Iterator[LlamaContext]:
-        config = msgspec.structs.replace(self._config, max_sessions=prefixes.SLOTS)
+        config = msgspec.structs.replace(self._config, max_sessions=prefixes.SLOTS, cache_slots=0)
         model = LlamaModel(load_library(), config, self._choose, lambda fraction: None)
         context = LlamaContext(model, config, threads)
         try:
