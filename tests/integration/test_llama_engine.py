@@ -50,6 +50,7 @@ def settings(model: Path, **more: Any) -> dict[str, Any]:
         "session_tokens": CONTEXT,
         "ubatch_tokens": UBATCH,
         "numerics": "exact",
+        "cache_slots": 0,
         "threads": 1,  # as exact as any number, and far less slowed by whatever else runs here
         **more,
     }

@@ -49,7 +49,7 @@ def test_hello_says_what_the_engine_is(make_worker: Callable[..., WorkerDriver])
     hello = driver.wait(WorkerHello)
     assert (hello.major, hello.minor, hello.pid) == (PROTOCOL_MAJOR, PROTOCOL_MINOR, driver.process.pid)
     assert (hello.engine, hello.model, hello.numerics) == ("reference", "reference", "exact")
-    assert (hello.facts.max_sequences, hello.facts.context_tokens) == (3, 100)
+    assert (hello.facts.max_sequences, hello.facts.context_tokens) == (4, 100)  # one is the cache
     assert hello.facts.exact
 
 
