@@ -169,7 +169,7 @@ class World:
 
     def _check_copies(self, plan: Plan) -> None:
         """Only beginnings of the same prompt are copied, by whole blocks, and enough of the prompt is left to run."""
-        block, places = self.budget.prefix_block_tokens, min(self.budget.effective_active_cap, self.facts.max_sequences)
+        block, places = self.budget.prefix_block_tokens, self._places
         assert len({row.slot for row in plan.keep}) == len(plan.keep) <= self.cache_slots
         assert all(places <= row.slot < places + self.cache_slots for row in plan.keep)
         assert not plan.copy or self.cache_slots
@@ -186,8 +186,7 @@ class World:
     @property
     def cache_slots(self) -> int:
         """Sequences beside those of sessions."""
-        spare = self.facts.max_sequences - min(self.budget.effective_active_cap, self.facts.max_sequences)
-        return min(self.budget.cache_slots, spare) if self.facts.can_copy else 0
+        return min(self.budget.cache_slots, self.facts.max_sequences - self._places) if self.facts.can_copy else 0
 
     def _check_policy(self, plan: Plan, wanting: list[Session], prefilling: bool) -> None:
         """Decode first, nobody left out for long but for the batch bound, and one prompt always moves."""

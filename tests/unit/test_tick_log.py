@@ -385,7 +385,7 @@ def test_a_full_disk_closes_the_log_with_one_warning_and_the_scheduler_goes_on(f
 
 def test_a_disk_that_fails_between_two_files_closes_the_log() -> None:
     disk = FullDisk(1 << 20)
-    scheduler = RecordedScheduler(budget(), facts(), TickLog(disk, 4000), depth=1)
+    scheduler = RecordedScheduler(budget(), facts(), TickLog(disk, 8000), depth=1)
     scheduler.worker_ready(facts(), 0.0)
     with capture_logs() as lines:
         for number in range(20):
