@@ -33,7 +33,7 @@ class SelfTest:
 
     def __init__(self, context: LlamaContext) -> None:
         self._context = context
-        self._rows = min(context.max_sequences, _MAX_ROWS)
+        self._rows = min(context.max_sessions, _MAX_ROWS)
         random = np.random.default_rng(_SEED)
         self._tokens = random.integers(0, context.model.n_vocab, (self._rows, _PROMPT + _STEPS), np.int32)
 
