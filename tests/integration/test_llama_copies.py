@@ -103,6 +103,25 @@ def test_what_is_kept_outlives_its_source_without_a_batch_in_between(engine: Lla
         engine.release(slot, 1)
 
 
+def test_a_parked_sequence_comes_back_where_something_is_still_to_be_copied_from(
+    engine: LlamaEngine, prompt: list[int]
+) -> None:
+    kept_alone, parked_alone = alone(engine, prompt, SAMPLED), alone(engine, prompt[::-1], PENALISED)
+    back = opened(engine, 1, prompt[::-1], PENALISED)
+    assert engine.park(1, 1)
+    opened(engine, 0, prompt, SAMPLED)
+    assert engine.copy(CopyItem(0, 1, 3, 1, 64))
+    engine.release(0, 1)
+    assert engine.restore(1, 1, 0, 1)  # into the very slot, with no batch in between
+    gone_on(engine, [0], len(prompt), [back])
+    assert back == parked_alone
+    found = copied(engine, 3, 1, prompt, SAMPLED)
+    gone_on(engine, [1], len(prompt), [found])
+    assert found == kept_alone
+    for slot in (0, 1, 3):
+        engine.release(slot, 1)
+
+
 def alone_again(engine: LlamaEngine, prompt: list[int]) -> Trace:
     """The first token of a prompt in slot 0, which is released before and after."""
     engine.release(0, 1)

@@ -59,6 +59,7 @@ class LlamaContext:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
         self._memory = self._api.llama_get_memory(self._handle)
+        self._copying: set[int] = set()  # slots that the next batch copies out of
         if not self._memory:
             self.close()
             raise ModelError(f"{model.path}: has no KV memory; it cannot generate text")
@@ -87,6 +88,7 @@ class LlamaContext:
         if code != 0:
             problem = _FAILURES.get(code, "unknown failure")
             raise DecodeFailed(code, f"{problem}: {log.last_error}" if log.last_error else problem)
+        self._copying.clear()
         pointer = self._api.llama_get_logits(self._handle)  # waits for the device
         return self._view(pointer)[:outputs] if outputs else self._logits[1][:0]
 
@@ -115,8 +117,10 @@ class LlamaContext:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let ``target``, which must be empty, start with the first ``length`` tokens of ``source``.
 
-        The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less.
+        The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less, and no sooner than
+        the next batch runs.
         """
+        self._copying.add(source)
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.trim(target, length)
 
@@ -142,9 +146,18 @@ class LlamaContext:
         return state[:written]
 
     def load_state(self, slot: int, state: State) -> None:
-        """Put a saved KV into a slot, in place of what it holds. Raises DecodeFailed where it does not fit."""
+        """Put a saved KV into an empty slot. Raises DecodeFailed where it does not fit."""
+        if slot in self._copying:
+            self._copy_now(slot)
         if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), slot):
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
+
+    def _copy_now(self, slot: int) -> None:
+        """What was to be copied out of an empty slot is still there, and must be copied before it is overwritten: a batch
+        of one row, in the slot itself, makes llama.cpp do it.
+        """
+        self.run(self.fill(slot, 0, [0]), 0)
+        self.forget(slot)
 
     def _make(self, config: NodeConfig, threads: int) -> Any:
         params = self._params(config, threads)
