@@ -28,6 +28,7 @@ from treadle_shared.errors import MalformedMessage, TreadleError
 JOIN_TIMEOUT_S: Final = 2.0  # the I/O thread ends within its linger; a longer wait would hang the caller's exit
 CLOSE_GRACE_S: Final = 0.5  # a broker confirms a cancel within a turn of its loop; GOODBYE covers the rest
 RECONNECT_DELAY_S: Final = 0.05  # between a lost connection and the next, so that a flapping peer is no busy loop
+_SIGNAL_S: Final = 0.5  # the longest that a signal may go unnoticed by a waiting thread
 
 
 class Link:
@@ -63,7 +64,7 @@ class Link:
     def wait_open(self, timeout_s: float) -> None:
         """Wait for the broker's welcome. Raises Unavailable, or VersionMismatch."""
         with self.lock:
-            self._state_changed.wait_for(lambda: self.core.state is not State.CONNECTING, bounded(timeout_s))
+            wait_until(self._state_changed, lambda: self.core.state is not State.CONNECTING, timeout_s)
             if self.core.state is State.CONNECTING:
                 raise Unavailable(unreachable(self._where, timeout_s))
             if self.core.state is not State.OPEN:
@@ -78,7 +79,7 @@ class Link:
             call.on_change = changed.notify_all
             self._wake()
             try:
-                settled = changed.wait_for(lambda: call.settled, bounded(timeout_s))
+                settled = wait_until(changed, lambda: call.settled, timeout_s)
             except BaseException:  # Ctrl-C
                 self._abandon(call)
                 raise
@@ -229,6 +230,15 @@ def unreachable(where: str, timeout_s: float) -> str:
     )
 
 
-def bounded(timeout_s: float | None) -> float | None:
-    """A timeout as the threading module takes it; infinity is its longest."""
-    return None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+def wait_until(changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Whether ``done`` came true within ``timeout_s`` seconds (None: for ever). The condition's lock is held.
+
+    In short waits: Ctrl-C that another thread receives, or that comes just before this one falls asleep, wakes nobody.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not done():
+        left = _SIGNAL_S if deadline is None else min(deadline - time.monotonic(), _SIGNAL_S)
+        if left <= 0:
+            return False
+        changed.wait(left)
+    return True

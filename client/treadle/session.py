@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from treadle._facts import SessionFacts
-from treadle._link import Link, bounded
+from treadle._link import Link, wait_until
 from treadle._stream import Stream
 from treadle.errors import CallTimeout
 from treadle.events import Event, TextDelta
@@ -66,7 +66,7 @@ class Session(SessionFacts):
         self._link.guard()
         try:
             with self._link.lock:
-                ended = self._changed.wait_for(lambda: self._stream.ended, bounded(timeout))
+                ended = wait_until(self._changed, lambda: self._stream.ended, timeout)
         except BaseException:  # Ctrl-C
             self._leave()
             raise
@@ -114,7 +114,7 @@ class Session(SessionFacts):
         if place >= len(stream.events):
             self._link.guard()
             with self._link.lock:
-                come = self._changed.wait_for(lambda: len(stream.events) > place or stream.ended, bounded(idle_timeout))
+                come = wait_until(self._changed, lambda: len(stream.events) > place or stream.ended, idle_timeout)
             if not come:
                 raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
         return stream.events[place] if place < len(stream.events) else None

@@ -282,7 +282,8 @@ def test_a_cancel_by_somebody_else_is_an_error(broker: FakeBroker, client: Clien
 
 
 @pytest.mark.parametrize("waiting", ["session.result()", "list(session)"])
-def test_ctrl_c_cancels_the_waiting_session_and_goes_on_up(broker: FakeBroker, waiting: str) -> None:
+@pytest.mark.parametrize("received", ["os.kill(os.getpid(),", "signal.pthread_kill(threading.get_ident(),"])
+def test_ctrl_c_cancels_the_waiting_session_and_goes_on_up(broker: FakeBroker, waiting: str, received: str) -> None:
     script = f"""
         import os, signal, sys, threading
         from treadle import Client
@@ -290,7 +291,7 @@ def test_ctrl_c_cancels_the_waiting_session_and_goes_on_up(broker: FakeBroker, w
         def interrupt():
             while not session._changed._waiters:  # the main thread is on its way to wait
                 os.sched_yield()
-            os.kill(os.getpid(), signal.SIGINT)
+            {received} signal.SIGINT)
 
         with Client(sys.argv[1]) as client:
             session = client.generate("x y")

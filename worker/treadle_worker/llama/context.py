@@ -117,7 +117,7 @@ class LlamaContext:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let ``target``, which must be empty, start with the first ``length`` tokens of ``source``.
 
-        The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less, and no sooner than
+        The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less. It does so when
         the next batch runs.
         """
         self._copying.add(source)
@@ -153,8 +153,8 @@ class LlamaContext:
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
 
     def _copy_now(self, slot: int) -> None:
-        """What was to be copied out of an empty slot is still there, and must be copied before it is overwritten: a batch
-        of one row, in the slot itself, makes llama.cpp do it.
+        """What was to be copied out of an empty slot is still there, and must be copied before it is overwritten: a
+        batch of one row, in the slot itself, makes llama.cpp do it.
         """
         self.run(self.fill(slot, 0, [0]), 0)
         self.forget(slot)
