@@ -48,6 +48,7 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         max_active=config.max_sessions,
         max_batch_size=config.max_batch_size,
         max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
+        burst_prefill_tokens_per_tick=config.burst_prefill_tokens_per_tick,
         target_itl_ms=config.target_itl_ms,
         kv_policy=config.kv_policy,
         slots=config.effective_slots,

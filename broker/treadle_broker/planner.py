@@ -41,13 +41,13 @@ class Planner:
             self._take_turn(session)
         return [self._decode(session) for session in sorted(chosen, key=_slot)]
 
-    def prefills(self, beside_decodes: bool) -> list[Row]:
+    def prefills(self, decoding: int) -> list[Row]:
         """The prefill chunks of a tick, first come first. Who can start from another's prompt does so; who shares more
-        with a prompt that is just being computed waits for it. ``beside_decodes``: streams wait until they have run.
+        with a prompt that is just being computed waits for it. ``decoding`` streams wait until they have run.
         """
         roster = self._roster
-        waiting = (session for session in roster.prefilling() if roster.suspects.may_run(session))
-        budget, min_rows = self._prefill_budget(beside_decodes), roster.facts.min_prefill_rows
+        waiting = [session for session in roster.prefilling() if roster.suspects.may_run(session)]
+        budget, min_rows = self._prefill_budget(len(waiting), decoding), roster.facts.min_prefill_rows
         return [self._prefill(chunk) for chunk in pick_prefills(waiting, budget, min_rows, self._find)]
 
     def _find(self, session: Session) -> Found | None:
@@ -56,10 +56,17 @@ class Planner:
             return None
         return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 
-    def _prefill_budget(self, beside_decodes: bool) -> int:
+    def _prefill_budget(self, waiting: int, decoding: int) -> int:
+        """The cap; the more sessions wait for their first token for each that waits for its next, the closer to the
+        burst; all within what a latency target leaves.
+        """
         budget = self._roster.budget
-        cap, target_ms = budget.max_prefill_tokens_per_tick, budget.target_itl_ms
-        return self._pace.budget(cap, target_ms / 1000) if target_ms and beside_decodes else cap
+        cap = budget.max_prefill_tokens_per_tick
+        most = max(cap, budget.burst_prefill_tokens_per_tick)
+        if not decoding:
+            return most
+        share = min(most, max(cap, cap * waiting // decoding))
+        return self._pace.budget(share, budget.target_itl_ms / 1000) if budget.target_itl_ms else share
 
     def _decode(self, session: Session) -> Row:
         slot = _slot(session)

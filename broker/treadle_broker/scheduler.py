@@ -142,7 +142,7 @@ class Scheduler:
         moves = self._roster.take_moves()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
-        prefill = [] if crowded else self._planner.prefills(bool(decode))
+        prefill = [] if crowded else self._planner.prefills(len(decode))
         if not (moves.any or decode or prefill):
             return None
         return self._send(moves, decode, prefill, now)

@@ -10,7 +10,15 @@ from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 
 _MAY_BE_ZERO = frozenset(
-    {"queue_depth", "scratch_bytes_per_session", "target_itl_ms", "slots", "park_bytes", "cache_slots"}
+    {
+        "queue_depth",
+        "scratch_bytes_per_session",
+        "burst_prefill_tokens_per_tick",
+        "target_itl_ms",
+        "slots",
+        "park_bytes",
+        "cache_slots",
+    }
 )
 PREFIX_BLOCK_TOKENS = 16  # reuse goes by whole blocks: short enough for a system prompt, long enough to be worth a copy
 
@@ -23,7 +31,8 @@ class NodeBudget:
     ``scratch_bytes_per_session`` what a session costs outside KV, ``scratch_bytes`` the envelope over all
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
-    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
+    ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
+    the next; ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
 
     ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
     and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``
@@ -45,6 +54,7 @@ class NodeBudget:
     max_active: int = 8
     max_batch_size: int = 256
     max_prefill_tokens_per_tick: int = 512
+    burst_prefill_tokens_per_tick: int = 0
     target_itl_ms: int = 0
     kv_policy: Literal["reserve", "optimistic"] = "reserve"
     slots: int = 0

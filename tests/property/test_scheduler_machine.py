@@ -33,6 +33,7 @@ budgets = st.builds(
     max_active=st.integers(1, 5),
     max_batch_size=st.integers(1, 5),
     max_prefill_tokens_per_tick=st.integers(1, 9),
+    burst_prefill_tokens_per_tick=st.sampled_from([0, 12]),
     cache_slots=st.integers(0, 3),
     prefix_block_tokens=st.just(BLOCK),
 )

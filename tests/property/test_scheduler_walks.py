@@ -163,6 +163,7 @@ class Walk:
             max_active=draw.randint(1, 7 if self._turns else 5),
             max_batch_size=draw.randint(1, 5),
             max_prefill_tokens_per_tick=draw.randint(1, 9),
+            burst_prefill_tokens_per_tick=draw.choice([0, 0, 12]),
             kv_policy="optimistic" if self._turns else "reserve",
             slots=turns[0] if self._turns else 0,
             slice_tokens=turns[1],

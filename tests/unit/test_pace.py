@@ -133,6 +133,28 @@ def test_prompts_run_at_the_cap_while_nobody_waits_for_a_token() -> None:
     assert sizes == [256, 256, 88]
 
 
+def test_a_burst_runs_while_more_wait_for_their_first_token_than_for_the_next() -> None:
+    scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
+    scheduler.submit([job(f"s{number}", prompt=64, new=500) for number in range(9)], 0.0)
+    plans = []
+    while not plans or plans[-1].prefill:
+        plans.append(planned(scheduler))
+        run(scheduler, plans[-1], len(plans) / 10)
+    sizes = [(len(plan.decode), plan.prefill_tokens) for plan in plans]
+    assert sizes[:2] == [(0, 256), (4, 64 * 5 // 4)]
+    assert all(prompts <= 64 for _, prompts in sizes[2:])
+    assert sum(prompts for _, prompts in sizes) == 9 * 64
+
+
+def test_a_few_streams_do_not_hold_many_back() -> None:
+    scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
+    scheduler.submit([job("first", prompt=64, new=500)], 0.0)
+    run(scheduler, planned(scheduler), 0.1)
+    scheduler.submit([job(f"s{number}", prompt=64, new=500) for number in range(3)], 0.2)
+    plan = planned(scheduler)
+    assert (decoding(plan), plan.prefill_tokens) == (["first"], 3 * 64)
+
+
 def test_a_target_that_cannot_be_met_leaves_prompts_their_least_chunk() -> None:
     plans = stream_and_long_prompt(node(max_prefill_tokens_per_tick=512, target_itl_ms=1))
     assert {plan.prefill_tokens for plan in plans[:-1]} == {LEAST_CHUNK}
