@@ -161,6 +161,15 @@ class ContinuousBatchScheduler:
             if output is not None and output.reason is not None:
                 del self._outputs[session_id]
 
+    def close(self) -> None:
+        """End what is live and empty the engine, cached prompts too, so that another scheduler may use it."""
+        with self._lock:
+            for session in self._scheduler.sessions():
+                self._take(self._scheduler.cancel(session.key, self._clock()))
+            self._take(self._scheduler.worker_lost(self._clock(), "closed"))
+            self._ticks.clear()
+            self._runner.reset()
+
     def telemetry(self) -> SchedulerTelemetry:
         """One consistent snapshot."""
         with self._lock:

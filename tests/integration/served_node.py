@@ -26,6 +26,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TREADLE_")}
 
 
+def _hears_hangups() -> None:
+    """Whoever runs the tests may ignore SIGHUP, and that is inherited."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class ServedNode:
     """One ``treadle serve`` process. ``lines`` is what it has printed on standard output."""
 
@@ -37,7 +42,12 @@ class ServedNode:
         command = [*TREADLE, "serve", "--runtime-dir", str(path), *flags]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment(),
+                preexec_fn=_hears_hangups,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

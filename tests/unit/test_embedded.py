@@ -354,3 +354,24 @@ def test_an_output_tells_the_prompt_from_the_answer() -> None:
     assert output.sequence[:5].tolist() == list(_request("a", prompt=5).prompt_tokens)
     assert output.sequence[5:].tolist() == output.tokens
     assert len(output.token_times) == 3
+
+
+def test_a_closed_scheduler_leaves_the_engine_to_another() -> None:
+    engine = _engine(sessions=3)
+    first = _scheduler(engine, max_active=1, cache_slots=2)
+    first.submit(_request("kept", prompt=40))
+    first.run_to_completion()
+    first.submit_many([_request("runs", prompt=40), _request("waits")])
+    first.run_tick()
+    assert engine.kv_tokens > 0
+    first.close()
+    assert engine.kv_tokens == 0
+    assert {name: output.reason for name, output in first.outputs().items()} == {
+        "kept": DoneReason.LENGTH,
+        "runs": DoneReason.CANCELLED,
+        "waits": DoneReason.CANCELLED,
+    }
+    second = _scheduler(engine, max_active=1, cache_slots=2)
+    second.submit(_request("again", prompt=40))
+    assert second.run_to_completion()["again"].tokens == _alone(_request("again", prompt=40))
+    second.check()
