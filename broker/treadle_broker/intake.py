@@ -74,8 +74,8 @@ class Intake:
         return sum(map(len, texts)) + len(request.prompt or "")
 
     def too_long(self, request: Request, context_tokens: int) -> AdmissionDecision | None:
-        """The refusal of a text that cannot fit whatever its tokens are, found without tokenising it."""
-        least = -(-self.text_bytes(request) // self._tokenizer.max_piece_bytes)
+        """The refusal of a prompt that cannot fit whatever its tokens are, found without looking at one."""
+        least = max(-(-self.text_bytes(request) // self._tokenizer.max_piece_bytes), len(request.tokens or b"") // 4)
         if least <= context_tokens:
             return None
         return AdmissionDecision(
@@ -85,8 +85,8 @@ class Intake:
             needed=least,
             available=context_tokens,
             limit=context_tokens,
-            field="messages" if request.messages else "prompt",
-            message=f"the text has at least {least} tokens, a session holds {context_tokens}",
+            field=next(name for name in ("messages", "tokens", "prompt") if getattr(request, name)),
+            message=f"the prompt has at least {least} tokens, a session holds {context_tokens}",
         )
 
     def prepare(self, request: Request, client: str) -> Prepared:

@@ -11,6 +11,7 @@ import msgspec
 
 LEAST_CHUNK = 16
 """Prompt tokens a tick may always run: a target that cannot be met must slow streams down, not stop prompts."""
+_SLOWEST_TOKEN_S = 1e9  # no measurement is longer; an infinite one would never be forgotten
 _AIM = 0.9  # of the target: a tick is also sent, answered and delivered, and no two take the same time
 _RISE, _FALL = 0.5, 0.1  # weight of a measurement above and below the mean: late streams are worse than slow prompts
 
@@ -43,7 +44,7 @@ class PrefillPace:
         if self._decode_s is None and decode_s > 0:
             self._decode_s = decode_s
         if self._token_s is None and prefill_tokens_per_s > 0:
-            self._token_s = 1 / prefill_tokens_per_s
+            self._token_s = min(1 / prefill_tokens_per_s, _SLOWEST_TOKEN_S)
 
     def decoded(self, seconds: float) -> None:
         """A decode batch took ``seconds``."""
@@ -59,7 +60,7 @@ class PrefillPace:
         if not self._token_s:
             return cap
         spare_s = _AIM * target_s - (self._decode_s or 0.0)
-        affordable = int(min(spare_s / self._token_s, cap))
+        affordable = int(min(max(spare_s, 0.0) / self._token_s, cap))
         return min(cap, max(LEAST_CHUNK, affordable))
 
 

@@ -124,7 +124,7 @@ class Parking:
         """The engine has made a plan's moves, but for generations that it could not park."""
         if not (plan.park or plan.restore or plan.discard):
             return
-        missing = set(unparked)
+        missing = set(unparked) & {park.gen for park in plan.park}
         for park in plan.park:
             self._settle(park.gen, park.gen in missing)
         for gen in (*plan.discard, *(row.parked for row in plan.restore), *missing):

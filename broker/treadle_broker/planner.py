@@ -112,6 +112,11 @@ class Planner:
         self._roster.slots.add_rows(slot, rows)
 
 
+_MAX_COPIES = 32
+"""Beginnings copied in one tick: each may bring 16 KiB of tokens for the penalties and its parameters once more, and a
+tick of every slot has to stay within a frame."""
+
+
 def pick_decodes(ready: Sequence[Session], limit: int) -> list[Session]:
     """At most ``limit`` of the sessions that want a decode row.
 
@@ -135,13 +140,14 @@ def pick_prefills(
     ``min_rows``: neither a chunk nor what it leaves of its prompt may be shorter (a shorter prompt is exempt). Each
     chunk is to be planned before the next is asked for: what ``find`` finds may depend on it.
     """
-    left, first = budget, True
+    left, first, copies = budget, True, 0
     for session in waiting:
         if left <= 0:
             return
         found = find(session)
-        if found is not None and found.wait:
+        if found is not None and (found.wait or copies == _MAX_COPIES):
             continue
+        copies += found is not None
         rows = chunk_rows(session.prefill_left - (found.rows if found else 0), left, min_rows)
         if rows > left and not first:
             return

@@ -128,10 +128,10 @@ class Settlement:
         self._counters.cache_misses += 1
         session.misses += 1
         self._roster.prefixes.withdraw(session)
-        if session.copied and session.rows_done == 0:
+        if session.copied and session.rows_done == 0:  # it has lost nothing of its own
             self._roster.prefixes.distrust(*session.copied_from)
             session.starts_alone = True  # a source that runs may miss again
-        if not self._recover_misses or session.misses > _MAX_MISSES:
+        elif not self._recover_misses or session.misses > _MAX_MISSES:
             return self._finish(session, DoneReason.CACHE_MISS, "the KV was evicted")
         self._roster.rebuild(session)
         return Rebuilding(session.key, "cache_miss")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Final
+
+import msgspec
 
 from treadle_broker.connections import Connection, Connections
 from treadle_broker.intake import INLINE_TEXT_BYTES, Intake, Prepared, invalid
@@ -21,8 +25,11 @@ from treadle_shared.calls import Decision, Decisions, Failure, Request, Submit
 from treadle_shared.errors import InvalidRequest, MalformedMessage
 from treadle_shared.limits import MAX_REQUESTS
 from treadle_shared.outcome import DoneReason
+from treadle_shared.sampling import SamplingParams
+from treadle_shared.tokens import pack_tokens
 
 _BUSY_RETRY_S = 1.0  # a full side thread drains a text in well under this
+_ANY_TOKEN: Final = pack_tokens(array("i", [0]))
 
 
 class Submissions:
@@ -60,6 +67,7 @@ class Submissions:
         """Answer now, or once a long text has been tokenised beside the loop."""
         if self._repeats(connection, call):
             return
+        call = without_foreign_tokens(call, self._scheduler.facts.recipe_fingerprint)
         refusal = self._early_refusal(connection, call.requests, context_tokens)
         if refusal is not None:
             self._refuse_all(connection, call, refusal)
@@ -252,6 +260,30 @@ class Submissions:
                     "retry_after_s": admission.retry_after_s,
                 },
             )
+
+
+def without_foreign_tokens(call: Submit, recipe: str) -> Submit:
+    """The call, with nothing of another model in it that this one could trip over: a session that was begun with
+    another recipe ends for that reason, not because its tokens or its length do not fit here.
+    """
+    if not any(request.emitted for request in call.requests):
+        return call
+    return msgspec.structs.replace(call, requests=[_unless_foreign(request, recipe) for request in call.requests])
+
+
+def _unless_foreign(request: Request, recipe: str) -> Request:
+    if not request.emitted or not recipe or request.recipe in ("", recipe) or request.params.seed is None:
+        return request
+    return msgspec.structs.replace(
+        request,
+        prompt=None,
+        messages=None,
+        tokens=_ANY_TOKEN,
+        emitted=_ANY_TOKEN,
+        max_tokens=2,
+        params=SamplingParams(seed=request.params.seed),
+        stop=[],
+    )
 
 
 def _tokenizer_busy(session_id: str) -> AdmissionDecision:

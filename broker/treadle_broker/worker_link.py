@@ -179,7 +179,8 @@ class WorkerLink:
         if isinstance(message, Heartbeat) and message.phase != "ready" and self.welcomed is None:
             self._peer = Peer(identity, message.worker_id, message.pid, now, message.phase, message.load)
             return True
-        self.strangers += 1
+        if not isinstance(message, Heartbeat):  # a worker's heartbeat may overtake its hello
+            self.strangers += 1
         self._send(identity, WorkerRefused(reason="unknown", message="say hello first"))
         return False
 

@@ -17,6 +17,7 @@ from treadle_shared.sampling import SamplingParams
 
 Positive = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Rate = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +45,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     replay_decode: bool = False
     exact: bool = False
     tokenizer_fingerprint: str = ""
-    prefill_tokens_per_s: float = 0.0
-    decode_tick_s: float = 0.0
+    prefill_tokens_per_s: Rate = 0.0
+    decode_tick_s: Rate = 0.0
     parked_bytes_each: Size = 0
     parked_bytes_per_token: Size = 0
-    park_tokens_per_s: float = 0.0
+    park_tokens_per_s: Rate = 0.0
     can_copy: bool = False
 
     @property

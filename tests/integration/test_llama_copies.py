@@ -122,6 +122,22 @@ def test_a_parked_sequence_comes_back_where_something_is_still_to_be_copied_from
         engine.release(slot, 1)
 
 
+def test_a_parked_sequence_comes_back_where_something_was_still_to_be_copied_to(
+    engine: LlamaEngine, prompt: list[int]
+) -> None:
+    expected = alone(engine, prompt[::-1], PENALISED)
+    back = opened(engine, 1, prompt[::-1], PENALISED)
+    assert engine.park(1, 1)
+    opened(engine, 0, prompt, SAMPLED)
+    assert engine.copy(CopyItem(0, 1, 2, 1, ROWS, SAMPLED, prompt[:ROWS]))
+    engine.release(2, 1)
+    assert engine.restore(1, 1, 2, 1)
+    gone_on(engine, [2], len(prompt), [back])
+    assert back == expected
+    for slot in (0, 2):
+        engine.release(slot, 1)
+
+
 def alone_again(engine: LlamaEngine, prompt: list[int]) -> Trace:
     """The first token of a prompt in slot 0, which is released before and after."""
     engine.release(0, 1)

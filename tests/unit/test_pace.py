@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hand_worker import decoding, job, node, part_of, planned, prefilling
+from hand_worker import decoding, facts, job, node, part_of, planned, prefilling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from treadle_broker.scheduler import Scheduler
 from treadle_broker.tick_file import TickFile
 from treadle_broker.tick_log import RecordedScheduler, TickLog
 from treadle_shared.config import make_config
+from treadle_shared.engine import EngineFacts
 from treadle_shared.errors import ConfigError
 from treadle_shared.ticks import Timings
 
@@ -73,6 +74,24 @@ def test_a_warm_up_counts_until_something_was_measured() -> None:
     known = pace.marks
     pace.seed(1.0, 1.0)
     assert pace.marks == known
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 1e9])
+@pytest.mark.parametrize("took", [0.0, 1e-310, 1e9])
+def test_no_measurement_breaks_it(rate: float, took: float) -> None:
+    pace = PrefillPace()
+    pace.seed(1e9, rate)
+    for _ in range(3):
+        assert LEAST_CHUNK <= pace.budget(512, 0.150) <= 512
+        pace.decoded(took)
+        pace.prefilled(100, took)
+
+
+@pytest.mark.parametrize("name", ["prefill_tokens_per_s", "decode_tick_s", "park_tokens_per_s"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_facts_that_are_no_measurement_are_refused(name: str, value: float) -> None:
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.convert(msgspec.to_builtins(facts()) | {name: value}, EngineFacts)
 
 
 def test_another_pace_goes_on_from_the_marks() -> None:

@@ -7,11 +7,12 @@ from array import array
 import pytest
 from hand_worker import KV_BYTES, answer, budget, facts, failure, finish, job, key, node, planned, prefilling, tick
 
-from treadle_broker import Job, Scheduler
+from treadle_broker import Finished, Job, Rebuilding, Scheduler
 from treadle_broker.plan import PlannedCopy
 from treadle_broker.prefix_hash import PrefixHasher
 from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
+from treadle_shared.outcome import DoneReason
 
 BLOCK = 4
 HASHER = PrefixHasher("node", BLOCK)
@@ -324,6 +325,31 @@ def test_a_copy_from_a_running_session_that_missed_is_not_tried_again() -> None:
     assert copies(plan) == [(0, 1, 12)]
     scheduler.complete(answer(plan, miss=["b"]), 0.0)
     assert prefilling(planned(scheduler)) == {"b": 14}
+
+
+def test_a_beginning_that_is_gone_ends_nobody_even_where_lost_kv_does() -> None:
+    scheduler = node(engine=ENGINE, recover_misses=False, cache_slots=2, prefix_block_tokens=BLOCK)
+    run(scheduler, asking("a", 12, 2))
+    scheduler.submit([asking("b", 12, 3)], 0.0)
+    plan = planned(scheduler)
+    assert copies(plan)
+    events = scheduler.complete(answer(plan, miss=["b"]), 0.0)
+    assert [type(event) for event in events] == [Rebuilding]
+    plan = planned(scheduler)
+    assert (copies(plan), prefilling(plan)) == ([], {"b": 15})
+    scheduler.complete(answer(plan), 0.0)
+    assert [event.reason for event in finish(scheduler) if isinstance(event, Finished)] == [DoneReason.LENGTH]
+
+
+def test_a_tick_copies_no_more_than_fits_a_frame() -> None:
+    scheduler = sharing(engine=facts(can_copy=True), max_active=100, max_prefill_tokens_per_tick=1000)
+    run(scheduler, asking("first", 12, 2))
+    scheduler.submit([asking(f"{number}", 12, 3) for number in range(80)], 0.0)
+    sizes = []
+    while (plan := scheduler.plan(0.0)) is not None and plan.prefill:
+        sizes.append(len(plan.copy))
+        scheduler.complete(answer(plan), 0.0)
+    assert sizes == [32, 32, 16]
 
 
 def test_the_rows_of_a_cancelled_session_that_turn_out_to_be_missing_are_not_kept() -> None:

@@ -292,6 +292,20 @@ def test_a_sequence_that_could_not_be_parked_is_computed_anew() -> None:
 # ---- faults and ends
 
 
+def test_a_worker_cannot_give_back_bytes_that_its_tick_did_not_park() -> None:
+    scheduler = turning(slots=1)
+    scheduler.submit([job("a", new=2 * SLICE), job("b", new=2 * SLICE)], 0.0)
+    first = until_parked(scheduler)
+    scheduler.complete(answer(first), 0.0)
+    held = scheduler._roster.parking.bytes_held
+    assert held > 0
+    plan = planned(scheduler)
+    assert not plan.park
+    scheduler.complete(msgspec.structs.replace(answer(plan), unparked=[first.park[0].gen]), 0.0)
+    assert scheduler._roster.parking.bytes_held == held
+    scheduler.check()
+
+
 def test_a_refused_park_is_made_again() -> None:
     scheduler = turning(slots=1)
     scheduler.submit([job("a", new=20), job("b", new=20)], 0.0)

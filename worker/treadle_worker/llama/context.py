@@ -59,7 +59,7 @@ class LlamaContext:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
         self._memory = self._api.llama_get_memory(self._handle)
-        self._copying: set[int] = set()  # slots that the next batch copies out of
+        self._copying: set[int] = set()  # slots that the next batch copies out of or into
         if not self._memory:
             self.close()
             raise ModelError(f"{model.path}: has no KV memory; it cannot generate text")
@@ -120,7 +120,7 @@ class LlamaContext:
         The cache is copied whole and then trimmed: in the split layout llama.cpp copies nothing less. It does so when
         the next batch runs.
         """
-        self._copying.add(source)
+        self._copying |= {source, target}
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.trim(target, length)
 
@@ -153,8 +153,8 @@ class LlamaContext:
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
 
     def _copy_now(self, slot: int) -> None:
-        """What was to be copied out of an empty slot is still there, and must be copied before it is overwritten: a
-        batch of one row, in the slot itself, makes llama.cpp do it.
+        """What was to be copied out of an empty slot, or into it, must be copied before the slot is filled: a batch of
+        one row, in the slot itself, makes llama.cpp do it.
         """
         self.run(self.fill(slot, 0, [0]), 0)
         self.forget(slot)
