@@ -33,6 +33,7 @@ from treadle import Client
 REQUESTS = {"reference": 100_000, "llama": 5_000}
 CLIENTS = 4
 IN_FLIGHT = 64  # requests of one client at a time
+REMEMBERED = 70 * IN_FLIGHT  # sessions after which the broker's memory of ids, 4,096 of them, is full
 SAMPLES = 400  # few, so that what is kept of them is nothing beside a leak
 LOOK_S = 0.05  # how often it is seen whether the next sample is due
 BLOCKS = 20  # points of the fit; memory moves in steps, and samples of one step say the same thing
@@ -126,6 +127,14 @@ def _answered(client: Client, count: int) -> None:
         assert session.wait(120.0) == "length"
 
 
+def _remembered(client: Client) -> None:
+    """Sessions that are cancelled at once: nothing of them is left but their ids, which the broker remembers."""
+    for _ in range(REMEMBERED // IN_FLIGHT):
+        for session in client.submit_many([{"prompt": "soak", "max_tokens": 1}] * IN_FLIGHT, timeout=120.0):
+            session.cancel()
+            session.wait(120.0)
+
+
 def anonymous_bytes(pid: int) -> int:
     """RssAnon and VmSwap of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -150,6 +159,7 @@ def soak(node: RealNode, requests: int, warm_up: float) -> dict[str, Any]:
     pids = {name: process.pid for name, process in node.processes.items()} | {"clients": os.getpid()}
     with node.client() as client:
         _answered(client, IN_FLIGHT)  # whatever is opened or imported once
+        _remembered(client)
     descriptors = {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()}
     logs = _log_bytes(node)
     load = Load(node, requests)
@@ -171,7 +181,7 @@ def soak(node: RealNode, requests: int, warm_up: float) -> dict[str, Any]:
         "log_bytes_per_request": {
             name: round((at - logs[name]) / requests, 1) for name, at in _log_bytes(node).items()
         },
-        "idle": dict(node.wait_idle())["submitted_total"] == requests + IN_FLIGHT,
+        "idle": dict(node.wait_idle())["submitted_total"] == requests + IN_FLIGHT + REMEMBERED,
     }
 
 
