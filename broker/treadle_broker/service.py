@@ -34,6 +34,7 @@ from treadle_shared.rundir import RuntimeDir
 from treadle_shared.signals import StopSignals
 
 _log = get_logger("broker")
+_LONGEST_TURN_S = 0.5  # a turn takes milliseconds and waits for at most half of this
 _IDLE_WAIT_S = 0.25  # the longest sleep: bounds how late silence and orphans are noticed
 _BLOCKED_WAIT_S = 0.05  # the longest sleep while a client's socket is full
 _POSITIONS_S = 1.0  # how often waiting clients hear of their place
@@ -67,6 +68,8 @@ class Broker:
         self._poller = self._make_poller()
         self._drain = DrainClock(config.drain_timeout_s)
         self._orphans: dict[Stream, float] = {}
+        self._attended_s = 0.0  # see _attend
+        self._attended_at = time.monotonic()
         self._next_snapshot = 0.0
         self._next_positions = 0.0
         self._last_worker: dict[str, Any] = {}
@@ -89,6 +92,7 @@ class Broker:
         """Receive, handle, schedule, deliver, publish."""
         self._poller.poll(self._wait_ms(time.monotonic()))
         now = time.monotonic()
+        self._attend(now)
         self._crew.listen(now)
         self._control_desk.serve(now)
         self._client_desk.serve(now)
@@ -96,7 +100,7 @@ class Broker:
         self._on_time(now)
         self._crew.schedule(now)
         self._delivery.take([*self._scheduler.take_promoted(), *self._submissions.take_ended()], now)
-        self._lose_clients(self._connections.flush(now), now)
+        self._lose_clients(self._connections.flush(now))
         self._publish(now)
         self._stop_step(now)
 
@@ -143,7 +147,7 @@ class Broker:
             self._drain.force(now)
         self._crew.watch(now)
         self._delivery.take(self._scheduler.expire(now), now)
-        self._lose_clients(self._connections.probe(now), now)
+        self._lose_clients(self._connections.probe(now))
         self._cancel_orphans(now)
         self._library.expire(now)
         if now >= self._next_positions:
@@ -160,17 +164,24 @@ class Broker:
             wait = min(wait, max(0.0, deadline - now))
         return int(wait * 1000) + 1
 
-    def _lose_clients(self, gone: list[Connection], now: float) -> None:
+    def _attend(self, now: float) -> None:
+        """Move on the clock of patience with clients. It runs only while this process does: one that was stopped, or
+        whose machine slept, must listen first to those who could not reach it.
+        """
+        self._attended_s += min(now - self._attended_at, _LONGEST_TURN_S)
+        self._attended_at = now
+
+    def _lose_clients(self, gone: list[Connection]) -> None:
         """Their sessions run on for a while: whoever comes back with the key finds them."""
         for connection in gone:
             for stream in self._connections.close(connection):
-                self._orphans[stream] = now + self._config.orphan_timeout_s
+                self._orphans[stream] = self._attended_s + self._config.orphan_timeout_s
 
     def _cancel_orphans(self, now: float) -> None:
         for stream, at in list(self._orphans.items()):
             if stream.reader is not None or stream.done is not None:
                 del self._orphans[stream]
-            elif at <= now:
+            elif at <= self._attended_s:
                 del self._orphans[stream]
                 self._delivery.take(self._scheduler.cancel(stream.key, now, detail="client gone"), now)
 
@@ -192,7 +203,7 @@ class Broker:
             for session in self._scheduler.sessions():
                 self._delivery.take(self._scheduler.cancel(session.key, now, detail="draining"), now)
             self._crew.schedule(now)  # the releases that this makes due
-            self._lose_clients(self._connections.flush(now), now)
+            self._lose_clients(self._connections.flush(now))
 
     # ---- building and closing
 

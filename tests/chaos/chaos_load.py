@@ -62,6 +62,15 @@ def make_questions(random_: random.Random, count: int, longest: int) -> list[Que
     return questions
 
 
+_ENDS = {
+    "whole": ("length",),
+    "cancel": ("length", "cancelled"),
+    "leave": ("length", "cancelled"),
+    "deadline": ("length", "deadline"),
+}
+"""How a session of each kind may end."""
+
+
 class Load:
     """Threads that ask, each through a client of its own, until told to stop."""
 
@@ -152,7 +161,7 @@ class Load:
             self.tally.violate(f"{session.session_id} ({kind}, {reason}): token {at} of {len(tokens)} is wrong")
         elif reason == "length" and len(tokens) != len(answer):
             self.tally.violate(f"{session.session_id}: ended after {len(tokens)} of {len(answer)} tokens")
-        elif reason not in ("length", "cancelled", "deadline"):
+        elif reason not in _ENDS[kind]:
             *_, end = session.events()
             self.tally.violate(f"{session.session_id} ({kind}): ended {reason} ({getattr(end, 'detail', '')})")
         self.tally.outcomes[reason] += 1

@@ -91,21 +91,38 @@ def test_an_absurd_setting_is_refused_by_name(tmp_path: Path) -> None:
         assert key.encode() in refused.stderr
 
 
-def test_a_killed_clients_sessions_end_and_free_their_slots(make_node: Any) -> None:
-    node = _reference(make_node, orphan_timeout_s=0.3, session_tokens=100_000, max_sessions=2)
-    script = (
-        "import sys, time\nfrom treadle import Client\nclient = Client(sys.argv[1])\n"
-        "for n in range(4): client.generate(str(n), max_tokens=90_000, ignore_eos=True)\n"
-        "print('running', flush=True)\ntime.sleep(60)\n"
-    )
-    victim = subprocess.Popen([sys.executable, "-c", script, str(node.path)], stdout=subprocess.PIPE)
+_VICTIM = (
+    "import sys, time\nfrom treadle import Client\nclient = Client(sys.argv[1])\n"
+    "for n in range(4): client.generate(str(n), max_tokens=90_000, ignore_eos=True)\n"
+    "print('running', flush=True)\ntime.sleep(60)\n"
+)
+
+
+def _kill_a_client(node: RealNode) -> None:
+    """A client process that has four sessions dies."""
+    victim = subprocess.Popen([sys.executable, "-c", _VICTIM, str(node.path)], stdout=subprocess.PIPE)
     assert victim.stdout is not None
     assert victim.stdout.readline() == b"running\n"
     victim.kill()
     victim.wait()
     victim.stdout.close()
+
+
+def test_a_killed_clients_sessions_end_and_free_their_slots(make_node: Any) -> None:
+    node = _reference(make_node, orphan_timeout_s=0.3, session_tokens=100_000, max_sessions=2)
+    _kill_a_client(node)
     seen = node.wait_idle()
     assert seen["cancelled_total"] == 4
+
+
+def test_a_broker_that_was_stopped_waits_for_clients_anew(make_node: Any) -> None:
+    node = _reference(make_node, orphan_timeout_s=4.0, session_tokens=100_000, max_sessions=4, worker_silence_s=60)
+    _kill_a_client(node)
+    node.kill("broker", signal.SIGSTOP)
+    time.sleep(4.5)  # nobody could reach it all that time
+    node.kill("broker", signal.SIGCONT)
+    assert node.telemetry()["active_sessions"] == 4
+    assert node.wait_idle()["cancelled_total"] == 4
 
 
 def test_a_client_that_closes_ends_its_sessions_at_once(reference_node: RealNode) -> None:
