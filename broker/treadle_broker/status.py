@@ -123,6 +123,7 @@ class Status:
             "kv_policy": config.kv_policy,
             "slots": config.effective_slots,
             "slice_tokens": config.slice_tokens,
+            "target_itl_ms": config.target_itl_ms,
         }
 
 

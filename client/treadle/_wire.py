@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 from treadle_shared.limits import MAX_FRAME_BYTES
 
 HEARTBEAT_IVL_MS: Final = 500  # how often ZMTP asks whether the broker's process runs
-HEARTBEAT_TIMEOUT_MS: Final = 2_000  # a stopped broker is found within 2.5 s; a dead one at once, by its socket
+HEARTBEAT_TIMEOUT_MS: Final = 4_500  # a stopped broker is found within 5 s; a dead one at once, by its socket
 HEARTBEAT_TTL_MS: Final = 5_000  # how soon the broker may take this client for gone when it falls silent
 RECONNECT_MS: Final = 50  # how often a connection is tried where no broker listens yet
 RECONNECT_MAX_MS: Final = 500  # and at most how far apart, so that a returning broker is found in half a second

@@ -126,6 +126,7 @@ def test_a_killed_worker_is_replaced_and_streams_go_on(serve: Serve) -> None:
         assert session.result(30.0) == quiet
     wait_for(lambda: node.ready_without("worker", pid), "the node is ready with another worker")
     assert any("the worker was ended by SIGKILL; restarting it" in line for line in node.said)
+    wait_for(lambda: node.said[-1] == "treadle: ready again", "serve says so")
     assert node.stop() == 0
     assert len(node.lines) == 1
 

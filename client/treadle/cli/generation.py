@@ -66,10 +66,14 @@ def show(session: Session, as_json: bool) -> str:
         return text
     cleaned = printable if sys.stdout.isatty() else str
     last = ""
-    for last in session:
-        print(cleaned(last), end="", flush=True)
-    if not last.endswith("\n"):
-        print(flush=True)
+    try:
+        for last in session:
+            print(cleaned(last), end="", flush=True)
+    finally:  # also where it breaks off: what is said of that begins a line of its own
+        if not last.endswith("\n"):
+            print(flush=True)
+    if session.finish_reason == "length" and sys.stderr.isatty():
+        print(f"(cut after {len(session.tokens)} tokens; --max-tokens allows more)", file=sys.stderr)
     return session.text
 
 

@@ -87,6 +87,7 @@ class Supervisor:
         self._phase = Phase.RUNNING
         self._kill_at: float | None = None
         self._was_ready = False
+        self._restarted = False  # since it was ready last
         self._welcomes = 0  # of workers, as the broker told it last
         self._signals = 0
         self._asked_at = -ECHO_S
@@ -174,6 +175,7 @@ class Supervisor:
             self._give_up(name, code)
             return
         self._say(f"the {name} {how_it_ended(code)}; restarting it in {delay:g} s")
+        self._restarted = self._was_ready
         self._restart_at[name] = time.monotonic() + delay
         self._watch.look()
 
@@ -214,6 +216,9 @@ class Supervisor:
         if not self._was_ready:
             self._was_ready = True
             self._on_ready(facts)
+        elif self._restarted:
+            self._restarted = False
+            self._say("ready again")
 
     def _listen(self, facts: dict[str, Any] | None, now: float) -> None:
         """Kill a child that runs and is not heard; its death brings the next one."""
