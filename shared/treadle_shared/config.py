@@ -186,8 +186,17 @@ def config_to_toml(config: NodeConfig) -> str:
 def _explained(key: str, problem: str, settings: Mapping[str, Any]) -> ConfigError:
     if "unknown field" in problem:
         return ConfigError(key, "is not a known key")
+    if "enum value" in problem:
+        return ConfigError(key, f"must be one of {_choices(key)} (given: {settings.get(key)!r})")
     given = f" (given: {settings[key]!r})" if key in settings else ""
     return ConfigError(key, problem[:1].lower() + problem[1:] + given)
+
+
+def _choices(key: str) -> str:
+    """The values of a setting that has few."""
+    hint = get_type_hints(NodeConfig)[key]
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return ", ".join(str(value) for literal in literals for value in get_args(literal))
 
 
 def _toml_value(value: Any) -> str:
@@ -234,7 +243,7 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
     try:
         return msgspec.convert(text, hint, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(key, f"{error} (given: {text!r})") from None
+        raise _explained(key, str(error), {key: text}) from None
 
 
 def _is_text(hint: Any) -> bool:

@@ -251,3 +251,20 @@ def test_slots_beyond_what_the_policy_can_use_are_refused(settings: dict[str, An
 def test_slots_follow_the_sessions_unless_they_are_set() -> None:
     assert make_config({"max_sessions": 5}).effective_slots == 5
     assert make_config({"max_sessions": 5, "slots": 2, "kv_policy": "optimistic"}).effective_slots == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "choices"),
+    [
+        ("kv_policy", "foo", "reserve, optimistic"),
+        ("prefix_sharing", "all", "client, node, off"),
+        ("numerics", "both", "exact, fast"),
+        ("tick_depth", 3, "1, 2"),
+    ],
+)
+def test_a_wrong_choice_is_told_the_right_ones(key: str, value: object, choices: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_config({key: value})
+    assert str(refused.value) == f"{key}: must be one of {choices} (given: {value!r})"
+    with pytest.raises(ConfigError, match=f"{key}: must be one of {choices}"):
+        load_config(environ={f"TREADLE_{key.upper()}": str(value)})
