@@ -301,6 +301,23 @@ def test_tail_prints_json_lines(node: ServedNode) -> None:
     assert all(line["boot_id"] for line in lines)
 
 
+@pytest.mark.parametrize("depth", ["1", "2"])
+def test_a_sweep_on_real_nodes_has_the_figures_of_the_one_in_process(depth: str) -> None:
+    rows = [
+        (64, 1.0, 1, 1.375, 15360),
+        (33, 1.75, 2, 2.667, 29184),
+        (19, 3.111, 4, 4.632, 52224),
+        (15, 4.0, 7, 5.867, 75264),
+    ]
+    for where in ((), ("--in-process",)):
+        done = run("sweep", "--engine", "reference", "--depth", depth, "--json", *where)
+        found = json.loads(done.stdout)
+        names = ("ticks", "avg_occupancy", "max_occupancy", "tokens_per_tick", "peak_kv_bytes")
+        assert [tuple(level[name] for name in names) for level in found["levels"]] == rows
+        assert (found["saturation_concurrency"], found["corruption_free"]) == (8, True)
+        assert (found["cache_misses"], found["rejected_admissions"]) == (0, 0)
+
+
 def test_the_demo_streams_eight_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = run("demo", "--engine", "reference", "--max-tokens", "16", "--json", "--runtime-dir", str(tmp_path / "n"))
     assert done.returncode == 0, done.stderr

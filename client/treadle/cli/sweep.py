@@ -62,6 +62,8 @@ def _settings(plan: SweepPlan, args: argparse.Namespace) -> dict[str, Any]:
         "queue_depth": plan.jobs,
         "queue_tokens": plan.jobs * plan.prompt_tokens,
         "max_prefill_tokens_per_tick": plan.prompt_tokens,
+        "burst_prefill_tokens_per_tick": 0,
+        "cache_slots": 0,
         "tick_depth": args.depth,
         "reference_seed": args.model_seed,
     }
