@@ -170,7 +170,7 @@ def test_an_unusable_file_is_refused_in_one_sentence(tmp_path: Path, model_path:
 
 
 def test_a_missing_file_or_a_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="No such file"):
+    with pytest.raises(ModelError, match="no such file"):
         VocabTokenizer(tmp_path / "nowhere.gguf")
     with pytest.raises(ModelError, match="is a directory"):
         VocabTokenizer(tmp_path)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from treadle_shared.errors import ModelError
+from treadle_shared.modelfile import check_readable
 from treadle_shared.vocabprint import tokenizer_fingerprint
 
-_MAGIC: Final = b"GGUF"
 _LOG_ERROR: Final = 4  # GGML_LOG_LEVEL_ERROR
 _LOG_PREFIX = re.compile(r"^\w+: (error loading model: )?")  # the C function that speaks
 _MAX_LOG: Final = 400  # characters of llama.cpp's own reason; a sentence, not its whole log
@@ -51,7 +51,7 @@ class GgufVocab:
     """
 
     def __init__(self, path: Path) -> None:
-        _check_file(path)
+        check_readable(path)
         try:
             library = _library()
         except ImportError:
@@ -154,17 +154,3 @@ def _load(library: _Library, path: Path) -> Any:
         reason = f" ({library.first_error})" if library.first_error else ""
         raise ModelError(f"{path}: is damaged, incomplete or of an unsupported kind{reason}")
     return model
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise ModelError(f"{path}: is a directory, not a model file")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
-    if not magic:
-        raise ModelError(f"{path}: is empty")
-    if magic != _MAGIC:
-        raise ModelError(f"{path}: is not a GGUF file")
