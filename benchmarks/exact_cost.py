@@ -50,7 +50,6 @@ class Bench:
     def __init__(self, config: NodeConfig) -> None:
         model = LlamaModel(load_library(), config, choose_switches, lambda fraction: None)
         self._context = LlamaContext(model, config, config.threads or 1)
-        self._exact = config.effective_numerics == "exact"
         random = np.random.default_rng(1)
         self._tokens = random.integers(0, model.n_vocab, (config.max_sessions, LONG + TICKS)).astype(np.int32)
 
@@ -72,7 +71,11 @@ class Bench:
     def _prefill(self, sessions: int, length: int) -> float:
         context, lengths = self._context, [length] * sessions
         context.forget_all()
-        calls = calls_alone(lengths, context.n_ubatch, 2) if self._exact else calls_packed(lengths, context.n_batch)
+        calls = (
+            calls_alone(lengths, context.n_ubatch, 2)
+            if context.model.keeps_roles
+            else calls_packed(lengths, context.n_batch)
+        )
         spent = 0.0
         for call in calls:
             end, outputs = 0, 0

@@ -48,7 +48,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cpus: Annotated[str, Meta(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")] = ""
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=10_000)] = 0
     device: str = ""
-    kv_type: Literal["f16", "f32", "bf16", "q8_0", "q4_0"] = "f16"
+    kv_type: Literal["auto", "f16", "f32", "bf16", "q8_0", "q4_0"] = "auto"
     ubatch_tokens: Annotated[int, Meta(ge=2, le=8192)] = 512
     reference_seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
     chat_template: str = ""

@@ -43,6 +43,15 @@ def engine(model_path: Path) -> Iterator[LlamaEngine]:
     opened.close()
 
 
+@pytest.fixture(scope="module")
+def by_role(model_path: Path) -> Iterator[LlamaEngine]:
+    """With keys and values of one float type: exact by keeping prompt tokens and emitted ones apart."""
+    opened = LlamaEngine(make_config(settings(model_path, kv_type="f16")))
+    yield opened
+    assert opened.kv_tokens == 0
+    opened.close()
+
+
 def settings(model: Path, **more: Any) -> dict[str, Any]:
     return {
         "model": str(model),
@@ -112,22 +121,32 @@ def test_sequences_of_one_batch_choose_in_different_ways(engine: LlamaEngine) ->
     assert together(engine, batch, EVERY_CHOICE, 6) == expected
 
 
-@pytest.mark.parametrize("chunks", [(2, 31), (20, 13), (3, 2, 28)])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_a_batch_of_four_equals_each_sequence_alone_where_roles_are_kept(
+    by_role: LlamaEngine, params: SamplingParams
+) -> None:
+    batch = prompts()
+    assert together(by_role, batch, [params] * 4, 6) == [alone(by_role, prompt, params, 6) for prompt in batch]
+
+
+@pytest.mark.parametrize("chunks", [(2, 31), (20, 13), (3, 2, 28), (1, 32), (32, 1), (1,) * 33])
 def test_chunks_do_not_change_a_bit(engine: LlamaEngine, chunks: tuple[int, ...]) -> None:
     prompt = prompts()[0]
     assert alone(engine, prompt, GREEDY, 3, chunks) == alone(engine, prompt, GREEDY, 3)
 
 
-def test_a_prompt_one_longer_than_the_micro_batch_is_not_left_with_a_lone_row(engine: LlamaEngine) -> None:
+def test_where_roles_are_kept_a_prompt_one_longer_than_the_micro_batch_leaves_no_lone_row(
+    by_role: LlamaEngine,
+) -> None:
     prompt = prompts()[3]
-    assert alone(engine, prompt, GREEDY, 3) == alone(engine, prompt, GREEDY, 3, (40, UBATCH + 1 - 40))
+    assert alone(by_role, prompt, GREEDY, 3) == alone(by_role, prompt, GREEDY, 3, (40, UBATCH + 1 - 40))
 
 
-def test_a_lone_row_of_a_longer_prompt_is_refused(engine: LlamaEngine) -> None:
-    engine.prefill([PrefillItem(0, 1, 0, [5, 6], False, 0, GREEDY)])
+def test_where_roles_are_kept_a_lone_row_of_a_longer_prompt_is_refused(by_role: LlamaEngine) -> None:
+    by_role.prefill([PrefillItem(0, 1, 0, [5, 6], False, 0, GREEDY)])
     with pytest.raises(DecodeFailed, match="lone row"):
-        engine.prefill([PrefillItem(0, 1, 2, [7], True)])
-    engine.release(0, 1)
+        by_role.prefill([PrefillItem(0, 1, 2, [7], True)])
+    by_role.release(0, 1)
 
 
 def test_rows_given_out_of_slot_order_come_back_in_the_given_order(engine: LlamaEngine) -> None:
@@ -153,8 +172,14 @@ def test_threads_do_not_change_a_bit(engine: LlamaEngine, model_path: Path) -> N
 def test_the_self_test_finds_the_demo_model_exact(engine: LlamaEngine) -> None:
     assert engine.facts.exact
     assert "bit by bit" in engine.exact_detail
-    assert engine.facts.min_prefill_rows == 2
-    assert engine.facts.replay_decode
+    assert engine.facts.min_prefill_rows == 1
+    assert not engine.facts.replay_decode
+
+
+def test_keys_and_values_of_one_float_type_are_exact_by_role(by_role: LlamaEngine) -> None:
+    assert by_role.facts.exact
+    assert by_role.facts.min_prefill_rows == 2
+    assert by_role.facts.replay_decode
 
 
 def test_fast_numerics_promise_nothing_and_serve_all_the_same(model_path: Path) -> None:
@@ -174,17 +199,29 @@ def test_fast_numerics_promise_nothing_and_serve_all_the_same(model_path: Path) 
 
 
 @pytest.mark.parametrize("params", EVERY_CHOICE)
-def test_forced_rows_rebuild_a_sequence_and_its_draws_go_on(engine: LlamaEngine, params: SamplingParams) -> None:
+def test_a_prefill_rebuilds_a_sequence_and_its_draws_go_on(engine: LlamaEngine, params: SamplingParams) -> None:
     prompt, steps, kept = prompts()[0], 9, 4
     whole = alone(engine, prompt, params, steps)
-    emitted = [token for token, _ in whole]
-    engine.prefill([PrefillItem(2, 5, 0, prompt, False, 0, params)])
-    for number in range(kept):
-        item = DecodeItem(2, 5, len(prompt) + number, emitted[number], sample=number == kept - 1)
-        trace = [shown(engine.decode_batch([item])[0])]
+    tokens = [*prompt, *(token or 0 for token, _ in whole[:kept])]
+    trace = [shown(step) for step in engine.prefill([PrefillItem(2, 5, 0, tokens, True, kept, params)])]
     for number in range(kept, steps):
         trace.append(shown(engine.decode_batch([DecodeItem(2, 5, len(prompt) + number)])[0]))
     engine.release(2, 5)
+    assert trace == whole[kept:]
+
+
+@pytest.mark.parametrize("params", EVERY_CHOICE)
+def test_forced_rows_rebuild_a_sequence_and_its_draws_go_on(by_role: LlamaEngine, params: SamplingParams) -> None:
+    prompt, steps, kept = prompts()[0], 9, 4
+    whole = alone(by_role, prompt, params, steps)
+    emitted = [token for token, _ in whole]
+    by_role.prefill([PrefillItem(2, 5, 0, prompt, False, 0, params)])
+    for number in range(kept):
+        item = DecodeItem(2, 5, len(prompt) + number, emitted[number], sample=number == kept - 1)
+        trace = [shown(by_role.decode_batch([item])[0])]
+    for number in range(kept, steps):
+        trace.append(shown(by_role.decode_batch([DecodeItem(2, 5, len(prompt) + number)])[0]))
+    by_role.release(2, 5)
     assert trace == whole[kept:]
 
 
@@ -395,7 +432,6 @@ def test_an_embedding_model_is_refused(tmp_path: Path, model_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ({"kv_type": "q8_0"}, "kv_type"),
         ({"n_gpu_layers": 5}, "n_gpu_layers"),
         ({"device": "no such device"}, "device"),
         ({"model": ""}, "model"),

@@ -21,10 +21,14 @@ SELF_TEST = """
 import dataclasses, json, sys
 from treadle_shared.config import make_config
 from treadle_worker import LlamaEngine
+from treadle_worker.llama.model import LlamaModel
 from treadle_worker.llama.switches import choose_switches
 model, changes = sys.argv[1], json.loads(sys.argv[2])
-config = make_config({"model": model, "session_tokens": 256, "numerics": "exact", "threads": 1})
-choose = lambda exact, types: dataclasses.replace(choose_switches(exact, types), **changes)
+kv_type = changes.pop("kv_type", "auto")
+config = make_config({"model": model, "session_tokens": 256, "numerics": "exact", "threads": 1, "kv_type": kv_type})
+choose = lambda *use: dataclasses.replace(choose_switches(*use), **changes)
+if not changes.pop("roles", True):
+    LlamaModel.keeps_roles = property(lambda model: False, lambda model, value: None)
 engine = LlamaEngine(config, choose=choose)
 print(json.dumps([engine.facts.exact, engine.exact_detail, engine.model.library.tiny_blas]))
 engine.close()
@@ -47,8 +51,8 @@ def run(script: Path, *arguments: object, timeout_s: float = 240.0) -> str:
     return done.stdout
 
 
-def self_test(model: str | Path, **changes: bool) -> tuple[bool, str, bool]:
-    """Verdict and detail of an engine whose switches are changed, and whether the build has tinyBLAS."""
+def self_test(model: str | Path, **changes: bool | str) -> tuple[bool, str, bool]:
+    """Verdict and detail of an engine whose switches or KV type are changed, and whether the build has tinyBLAS."""
     command = [sys.executable, "-c", SELF_TEST, str(model), json.dumps(changes)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GGML_")}  # others' switches
     exact, detail, tiny_blas = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=clean).stdout)
@@ -119,6 +123,26 @@ def test_a_unified_kv_cache_is_inexact(model_path: Path) -> None:
     exact, detail, _ = self_test(model_path, unified_kv=True)
     assert not exact
     assert "unified" in detail
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "bf16", "q8_0", "q4_0"])
+def test_every_type_of_kv_cache_can_be_exact(model_path: Path, kv_type: str) -> None:
+    exact, detail, _ = self_test(model_path, kv_type=kv_type)
+    assert exact, detail
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+def test_flash_attention_that_sums_in_blocks_is_inexact(model_path: Path, kv_type: str) -> None:
+    exact, detail, _ = self_test(model_path, kv_type=kv_type, flash_attention=True)
+    assert not exact
+    assert f"flash attention sums a KV cache of {kv_type} in blocks" in detail
+
+
+def test_without_flash_attention_a_lone_row_is_inexact_unless_roles_are_kept(model_path: Path) -> None:
+    """That roles are kept goes with the switches; an engine is made to think otherwise here."""
+    exact, detail, _ = self_test(model_path, flash_attention=False, roles=False)
+    assert not exact
+    assert "in chunks of (1, 7, 1, 32) differ" in detail
 
 
 def test_seeded_draws_are_the_same_alone_and_among_others_that_are_cancelled(llama_node: RealNode) -> None:

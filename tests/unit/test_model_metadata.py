@@ -18,7 +18,8 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("kv_type", "expected"), [("f16", 23040), ("bf16", 23040), ("f32", 46080), ("q8_0", 12240), ("q4_0", 6480)]
+    ("kv_type", "expected"),
+    [("auto", 23040), ("f16", 23040), ("bf16", 23040), ("f32", 46080), ("q8_0", 12240), ("q4_0", 6480)],
 )
 def test_kv_bytes_follow_heads_lengths_layers_and_type(kv_type: str, expected: int) -> None:
     assert ModelMetadata(LLAMA).kv_bytes_per_token(kv_type) == expected

@@ -49,6 +49,10 @@ def test_packed_calls_are_full_but_for_the_last(lengths: list[int], limit: int) 
     _check_coverage(lengths, calls)
 
 
+def test_where_there_is_nothing_to_run_there_is_no_call() -> None:
+    assert calls_packed([], 5) == []
+
+
 def _check_coverage(lengths: list[int], calls: list[list[Piece]]) -> None:
     done = [0] * len(lengths)
     for piece in (piece for call in calls for piece in call):

@@ -8,6 +8,7 @@ from fractions import Fraction
 from math import ceil
 
 _BYTES_PER_VALUE = {
+    "auto": Fraction(2),  # f16, or bf16 beside it
     "f32": Fraction(4),
     "f16": Fraction(2),
     "bf16": Fraction(2),

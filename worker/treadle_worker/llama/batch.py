@@ -59,7 +59,7 @@ def calls_packed(lengths: Sequence[int], limit: int) -> list[list[Piece]]:
             size = min(room, length - offset)
             calls[-1].append(Piece(item, offset, size, offset + size == length))
             offset, room = offset + size, room - size
-    return calls
+    return calls if calls[0] else []
 
 
 class Batch:

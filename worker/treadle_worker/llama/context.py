@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle_shared.config import NodeConfig
-from treadle_shared.errors import ConfigError, DecodeFailed, ModelError
+from treadle_shared.errors import DecodeFailed, ModelError
 from treadle_worker.llama.batch import Batch
+from treadle_worker.llama.kv_types import GGML_TYPES
 from treadle_worker.llama.model import LlamaModel
 
 Logits = npt.NDArray[np.float32]
@@ -19,8 +20,6 @@ State = npt.NDArray[np.uint8]
 
 MIN_EXACT_UBATCH: Final = 3  # three rows can be cut into pieces of two and more; two cannot hold an odd prompt
 _CONTEXT_STEP: Final = 256  # llama.cpp pads every sequence's context to this many tokens
-_KV_TYPES: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
-_QUANTISED: Final = frozenset({"q8_0", "q4_0"})
 _FLASH_AUTO, _FLASH_OFF = -1, 0  # enum llama_flash_attn_type
 _BUFFER_LINE: Final = re.compile(r"compute buffer size\s*=\s*([0-9.]+) MiB")
 
@@ -34,12 +33,6 @@ _FAILURES: Final = {
     -2: "out of memory for the computation",
     -3: "the computation failed",
 }
-
-
-def check_kv_type(config: NodeConfig, exact: bool) -> None:
-    """Raise ConfigError for a KV type that exact numerics cannot have."""
-    if exact and config.kv_type in _QUANTISED:
-        raise ConfigError("kv_type", f"{config.kv_type} needs flash attention, which exact numerics turn off")
 
 
 class LlamaContext:
@@ -180,7 +173,8 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = _FLASH_AUTO if self.model.switches.flash_attention else _FLASH_OFF
         params.kv_unified = self.model.switches.unified_kv
-        params.type_k = params.type_v = _KV_TYPES[config.kv_type]
+        params.type_k = GGML_TYPES[self.model.kv_types.key]
+        params.type_v = GGML_TYPES[self.model.kv_types.value]
         params.offload_kqv = params.op_offload = bool(self.model.devices)
         return params
 

@@ -13,7 +13,7 @@ from treadle_shared.errors import DecodeFailed, ModelError
 from treadle_shared.sampling import SamplingParams
 from treadle_worker.llama.batch import Piece, calls_alone, calls_packed
 from treadle_worker.llama.chooser import Chooser
-from treadle_worker.llama.context import LlamaContext, Logits, check_kv_type
+from treadle_worker.llama.context import LlamaContext, Logits
 from treadle_worker.llama.facts import measure_facts
 from treadle_worker.llama.library import load_library
 from treadle_worker.llama.model import LlamaModel
@@ -45,7 +45,7 @@ class LlamaEngine:
     self-test found; ``device`` names where the layers are. ``choose`` decides the kernel switches. ``close``
     frees everything. ``on_logits``, where set, is called before tokens are chosen.
 
-    In exact numerics every prompt chunk runs in calls of its own, and a lone row of a longer prompt is
+    Where the model keeps roles, every prompt chunk runs in calls of its own, and a lone row of a longer prompt is
     refused. Raises ModelError, WeightBudgetError or ConfigError.
     """
 
@@ -62,7 +62,6 @@ class LlamaEngine:
         self._sequences: dict[int | str, Sequence] = {}
         self._kv_tokens = 0
         self.threads = threads = config.threads or len(usable_cpus())
-        check_kv_type(config, self._exact)
         library = load_library()
         on_phase("loading")
         self._model = LlamaModel(library, config, choose, on_progress)
@@ -124,7 +123,7 @@ class LlamaEngine:
         return self._engine_s, self._sample_s
 
     def prefill(self, items: Items[PrefillItem]) -> list[StepResult]:
-        """See BatchEngine. In exact numerics a lone row of a longer prompt fails with code -1."""
+        """See BatchEngine. Where the model keeps roles, a lone row of a longer prompt fails with code -1."""
         self._engine_s = self._sample_s = 0.0
         self._refuse_lone_rows(items)
         results = [StepResult(item.session, item.epoch, cache_miss=not self._open(item)) for item in items]
@@ -227,7 +226,7 @@ class LlamaEngine:
         """A prompt of one token may run alone; a piece of one token of a longer prompt takes other kernels."""
         for item in items:
             lone = len(item.tokens) == 1 or item.start == 1
-            if self._exact and item.start > 0 and lone:
+            if self._model.keeps_roles and item.start > 0 and lone:
                 raise DecodeFailed(_INVALID_BATCH, f"slot {item.session}: a lone row of a longer prompt")
 
     def _grow(self, sequence: Sequence, length: int) -> None:
@@ -237,7 +236,7 @@ class LlamaEngine:
     # ---- running
 
     def _calls(self, lengths: list[int]) -> list[list[Piece]]:
-        if self._exact:
+        if self._model.keeps_roles:
             return calls_alone(lengths, self._context.n_ubatch, 2)
         return calls_packed(lengths, self._context.n_batch)
 

@@ -37,7 +37,6 @@ def measure_facts(
         tick_s = _time_decode(context)
     finally:
         context.forget_all()
-    exact_numerics = config.effective_numerics == "exact"
     return EngineFacts(
         recipe_fingerprint=recipe(model, config, threads),
         n_vocab=model.n_vocab,
@@ -46,8 +45,8 @@ def measure_facts(
         kv_bytes_per_token=kv_bytes,
         weight_bytes=model.weight_bytes,
         scratch_bytes_per_session=scratch_bytes(model, context),
-        min_prefill_rows=2 if exact_numerics else 1,
-        replay_decode=exact_numerics,
+        min_prefill_rows=2 if model.keeps_roles else 1,
+        replay_decode=model.keeps_roles,
         exact=exact,
         tokenizer_fingerprint=model.fingerprint_tokenizer(),
         prefill_tokens_per_s=prefill_rate,
@@ -78,7 +77,7 @@ def recipe(model: LlamaModel, config: NodeConfig, threads: int) -> str:
             ("numerics", config.effective_numerics),
             ("build", model.library.build),
             ("switches", model.switches),
-            ("kv_type", config.kv_type),
+            ("kv_types", model.kv_types),
             ("n_gpu_layers", config.n_gpu_layers),
             ("devices", [device.name for device in model.devices]),
             ("threads", "any" if exact else threads),

@@ -13,6 +13,7 @@ from treadle_shared.errors import ConfigError, ModelError, WeightBudgetError
 from treadle_shared.vocabprint import tokenizer_fingerprint
 from treadle_worker.llama.devices import Device, choose_devices
 from treadle_worker.llama.gguf import inspect_model
+from treadle_worker.llama.kv_types import choose_kv_types
 from treadle_worker.llama.library import Library
 from treadle_worker.llama.switches import SwitchChoice, obstacles
 
@@ -23,7 +24,8 @@ _MAX_TEXT: Final = 256  # bytes of llama.cpp's one-line description of a model
 class LlamaModel:
     """Loads on construction; ``close`` frees it.
 
-    ``choose`` decides the kernel switches from the weights' types; ``switches`` are those in effect.
+    ``choose`` decides the kernel switches from the types of weights and KV; ``switches`` are those in effect.
+    ``keeps_roles``: for exact numerics prompt tokens must run two or more at a time, and emitted ones alone.
     ``on_progress`` is called with the loaded fraction in [0, 1]. ``weight_bytes`` is what the tensors take,
     ``ctx_train`` the context the model was trained for, ``eog`` its end-of-generation tokens. ``can_copy``: its
     memory is a cache of tokens, of which a prefix can be taken; a recurrent state cannot be cut.
@@ -43,7 +45,9 @@ class LlamaModel:
         self.summary = inspect_model(library, self.path)
         _check_budget(self.summary.weight_bytes, config)
         exact = config.effective_numerics == "exact"
-        self.switches = library.settle(choose(exact, self.summary.weight_types))
+        self.kv_types = choose_kv_types(exact, config.kv_type, bool(self.devices))
+        self.switches = library.settle(choose(exact, self.summary.weight_types, self.kv_types))
+        self.keeps_roles = exact and not self.switches.flash_attention
         self.handle = self._load(config.n_gpu_layers, on_progress)
         try:
             self._read()
@@ -61,7 +65,7 @@ class LlamaModel:
     @property
     def obstacles(self) -> list[str]:
         """What is known to keep this model from being exact as it runs here."""
-        return obstacles(self.switches, self.summary.weight_types, self.library.tiny_blas)
+        return obstacles(self.switches, self.summary.weight_types, self.kv_types, self.library.tiny_blas)
 
     def metadata(self, key: str) -> str:
         """A metadata value as text; empty where the file has none."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from treadle_worker.llama.kv_types import KvTypes
+
 WeightTypes = frozenset[int]
 """The ggml types (``enum ggml_type``) of a model's weight matrices."""
 
@@ -20,7 +22,8 @@ there are any, give the same bits for every number of rows. Those of K-quants an
 class KernelSwitches:
     """What llama.cpp may use, each on where True.
 
-    ``flash_attention``: attention sums in blocks whose bounds depend on the length of the KV cache.
+    ``flash_attention``: attention without a matrix of scores. Where it does not go row by row (``KvTypes``), it sums in
+    blocks whose bounds depend on the length of the KV cache. Without it, a lone row takes other kernels than several.
     ``unified_kv``: all sequences share one pool of cells, so that a sum runs over everybody's.
     ``tiled_kernels``: from 8 rows on, matrices in K- and I-quants go through a kernel that rounds differently.
     ``repacked_weights``: weights may be stored in another order, with kernels of their own for 1 and for 4 rows.
@@ -32,8 +35,8 @@ class KernelSwitches:
     repacked_weights: bool
 
 
-SwitchChoice = Callable[[bool, WeightTypes], KernelSwitches]
-"""Chooses from: whether numerics are exact, and the model's weight types."""
+SwitchChoice = Callable[[bool, WeightTypes, KvTypes], KernelSwitches]
+"""Chooses from: whether numerics are exact, the model's weight types, and those of its KV cache."""
 
 _FAST: Final = KernelSwitches(
     flash_attention=True,
@@ -43,7 +46,7 @@ _FAST: Final = KernelSwitches(
 )
 
 
-def choose_switches(exact: bool, weight_types: WeightTypes) -> KernelSwitches:
+def choose_switches(exact: bool, weight_types: WeightTypes, kv_types: KvTypes) -> KernelSwitches:
     """The switches a model runs with: all of them on in fast numerics, the fewest off that exact ones need.
 
     The tiled kernels are off in every exact run: a model that has no such weights never uses them, so that
@@ -53,18 +56,18 @@ def choose_switches(exact: bool, weight_types: WeightTypes) -> KernelSwitches:
     if not exact:
         return _FAST
     return KernelSwitches(
-        flash_attention=False,
+        flash_attention=kv_types.row_by_row,
         unified_kv=False,
         tiled_kernels=False,
         repacked_weights=weight_types <= _ROW_BY_ROW,
     )
 
 
-def obstacles(switches: KernelSwitches, weight_types: WeightTypes, tiny_blas: bool) -> list[str]:
+def obstacles(switches: KernelSwitches, weight_types: WeightTypes, kv_types: KvTypes, tiny_blas: bool) -> list[str]:
     """What is known to make a sequence's outputs depend on what runs beside it; each is a sentence for people."""
     found = []
-    if switches.flash_attention:
-        found.append("flash attention is on")
+    if switches.flash_attention and not kv_types.row_by_row:
+        found.append(f"flash attention sums a KV cache of {kv_types.key} in blocks")
     if switches.unified_kv:
         found.append("the KV cache is unified")
     if switches.tiled_kernels and not weight_types <= _ROW_BY_ROW:

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from treadle_shared.errors import DecodeFailed
-from treadle_worker.llama.batch import cut
 from treadle_worker.verify.driver import Driver, Run
 from treadle_worker.verify.jobs import Job
 from treadle_worker.verify.steps import Step, Tally
 
-LEAST_ROWS: Final = 2  # prompt rows of one sequence that run together
 _ORDER_SEED: Final = 5  # any fixed number
 
 
@@ -22,7 +20,7 @@ def alone(driver: Driver, jobs: Iterable[Job], chunk: int | None = None, slot: i
     runs = []
     for job in jobs:
         run = driver.open(job, slot)
-        for size in cut(len(job.prompt), chunk or len(job.prompt) + LEAST_ROWS, LEAST_ROWS):
+        for size in driver.cut(len(job.prompt), chunk or len(job.prompt) + 2):
             driver.prefill([(run, size)])
         driver.decode_to_end([run])
         driver.close([run])
@@ -78,7 +76,7 @@ def staggered(driver: Driver, jobs: Sequence[Job], n_slots: int, cap: int) -> li
             free = sorted([*free, run.slot])
         if not filling and waiting and free:
             run = driver.open(waiting.popleft(), free.pop(0))
-            filling.extend((run, size) for size in cut(len(run.job.prompt), cap, LEAST_ROWS))
+            filling.extend((run, size) for size in driver.cut(len(run.job.prompt), cap))
             runs.append(run)
         if filling:
             run, size = filling.popleft()
@@ -88,15 +86,28 @@ def staggered(driver: Driver, jobs: Sequence[Job], n_slots: int, cap: int) -> li
 
 
 def recovered(driver: Driver, jobs: Sequence[Job], outputs: Mapping[Job, Sequence[Step]]) -> list[Run]:
-    """Rebuilt in mid-stream: each prompt prefilled, a growing share of its tokens forced, then decoded on."""
+    """Rebuilt in mid-stream: each prompt and a growing share of its tokens, then decoded on."""
     runs = []
     for number, job in enumerate(jobs):
         emitted = [step.token for step in outputs[job][: 1 + number % job.steps] if step.token is not None]
         runs.append(driver.open(job, number, emitted))
     for run in runs:
-        driver.prefill_whole(run)
+        driver.rebuild(run)
     driver.decode_to_end(runs)
     driver.close(runs)
+    return runs
+
+
+def lone_rows(driver: Driver, jobs: Iterable[Job]) -> list[Run]:
+    """Prompts whose first token and last token run alone."""
+    runs = []
+    for job in jobs:
+        run = driver.open(job, 0)
+        for size in (1, len(job.prompt) - 2, 1):
+            driver.prefill([(run, size)])
+        driver.decode_to_end([run])
+        driver.close([run])
+        runs.append(run)
     return runs
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treadle_shared.engine import DecodeItem, PrefillItem, StepResult
+from treadle_worker.llama.batch import cut
 from treadle_worker.llama.context import Logits
 from treadle_worker.llama.engine import LlamaEngine
 from treadle_worker.verify.jobs import Job
@@ -56,6 +57,10 @@ class Driver:
         emitted = deque(replay)
         return Run(job, slot, self._epoch, first=len(emitted), replay=emitted)
 
+    def cut(self, length: int, limit: int) -> list[int]:
+        """Sizes of the chunks, of at most ``limit`` tokens, in which a prompt may run."""
+        return cut(length, limit, self._engine.facts.min_prefill_rows)
+
     def prefill(self, chunks: Sequence[tuple[Run, int]]) -> None:
         """The next so many prompt tokens of each run, as one call of the engine."""
         items = []
@@ -71,6 +76,18 @@ class Driver:
     def prefill_whole(self, run: Run) -> None:
         """A run's prompt in one chunk."""
         self.prefill([(run, len(run.job.prompt))])
+
+    def rebuild(self, run: Run) -> None:
+        """A run's prompt, then what it emitted before: as the engine asks for it."""
+        if self._engine.facts.replay_decode:
+            self.prefill_whole(run)
+            return
+        emitted = tuple(run.replay)
+        run.replay.clear()
+        tokens = (*run.job.prompt, *emitted)
+        item = PrefillItem(run.slot, run.epoch, 0, tokens, True, len(emitted), run.job.params)
+        [result] = self._engine.prefill([item])
+        self._ran(run, len(tokens), result)
 
     def decode(self, runs: Sequence[Run]) -> None:
         """One row of each run as one batch, in the given order."""

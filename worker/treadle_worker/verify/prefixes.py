@@ -16,7 +16,6 @@ from treadle_worker.llama.context import LlamaContext
 from treadle_worker.verify.jobs import Job
 from treadle_worker.verify.steps import Step, Tally
 
-LEAST_ROWS: Final = 2
 SLOTS: Final = 6  # sequences that these cases use at once
 _DONOR: Final = 0
 _STEPS_BEFORE: Final = 2  # decode rows of a sequence before it is copied from, or its state is put out
@@ -31,12 +30,13 @@ class Rows:
 
     def __init__(self, context: LlamaContext) -> None:
         self.context = context
+        self.least = 2 if context.model.keeps_roles else 1  # prompt rows of one sequence that may run together
 
     def prefill(self, slot: int, job: Job, start: int = 0) -> Step:
         """The prompt from ``start`` on; what it puts out after its last token."""
         tokens = job.prompt[start:]
         at, logits = 0, np.empty((0, 0), np.float32)
-        for size in cut(len(tokens), self.context.n_ubatch, LEAST_ROWS):
+        for size in cut(len(tokens), self.context.n_ubatch, self.least):
             self.context.fill(slot, start + at, tokens[at : at + size])
             at += size
             self.context.batch.output[size - 1] = 1
@@ -59,7 +59,7 @@ def copied(rows: Rows, job: Job, outputs: Outputs, tally: Tally) -> None:
     found: dict[int, list[Step]] = {_DONOR: [rows.prefill(_DONOR, job)]}
     for number in range(_STEPS_BEFORE):
         found[_DONOR] += rows.decode([_DONOR], job, expected, number)
-    cuts = _cuts(len(job.prompt))
+    cuts = _cuts(len(job.prompt), rows.least)
     for slot, length in enumerate(cuts, 1):
         rows.context.copy_prefix(_DONOR, slot, length)
         found[slot] = [rows.prefill(slot, job, length)]
@@ -75,7 +75,7 @@ def trimmed(rows: Rows, job: Job, outputs: Outputs, tally: Tally) -> None:
     rows.context.forget_all()
     expected = outputs[job]
     rows.prefill(0, job)
-    for length in _cuts(len(job.prompt)):
+    for length in _cuts(len(job.prompt), rows.least):
         for number in range(_STEPS_BEFORE):
             rows.decode([0], job, expected, number)
         rows.context.trim(0, length)
@@ -106,11 +106,11 @@ def parked(rows: Rows, job: Job, other: Job, outputs: Outputs, tally: Tally) -> 
         tally.compare(f"{job.name}, put into slot {slot}", expected[first : last + 1], steps, first)
 
 
-def _cuts(length: int) -> list[int]:
-    """Prefix lengths: the longest that leaves two rows, two in the middle, the shortest; of a long prompt the first
-    two, because what is not copied must be run.
+def _cuts(length: int, least: int) -> list[int]:
+    """Prefix lengths: the longest that leaves ``least`` rows, two in the middle, the shortest; of a long prompt the
+    first two, because what is not copied must be run.
     """
-    lengths = (length - LEAST_ROWS, length * 2 // 3, length // 3, LEAST_ROWS)
+    lengths = (length - least, length * 2 // 3, length // 3, least)
     return list(dict.fromkeys(lengths))[: 2 if length > _LONG else None]
 
 

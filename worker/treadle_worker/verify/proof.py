@@ -63,7 +63,7 @@ class Proof:
                 "recipe": engine.recipe_fingerprint,
                 "build": model.library.build,
                 "threads": engine.threads,
-                "switches": asdict(model.switches),
+                "switches": asdict(model.switches) | {"kv": asdict(model.kv_types)},
                 "self_test": facts.exact,
                 "self_test_detail": engine.exact_detail,
                 "lacks": model.obstacles,
@@ -72,7 +72,7 @@ class Proof:
             driver = Driver(engine)
             self._reference(driver, jobs)
             self._batches(driver, jobs)
-            self._chunks(driver, jobs)
+            self._chunks(driver, jobs, model.keeps_roles)
         self._new_engines(jobs, about["threads"])
         with self._context(about["threads"]) as context:
             self._prefixes(prefixes.Rows(context), jobs)
@@ -98,13 +98,17 @@ class Proof:
         few = jobs.short(6, longest=65)
         self._compare("decode mixed with prefill chunks of 7", cases.staggered, driver, few, _STAGGERED_SLOTS, 7)
 
-    def _chunks(self, driver: Driver, jobs: Jobs) -> None:
+    def _chunks(self, driver: Driver, jobs: Jobs, keeps_roles: bool) -> None:
         for chunk in CHUNKS:
             if longer := jobs.longer_than(chunk, 3):
                 self._compare(f"prefill chunks of {chunk}", cases.alone, driver, longer, chunk)
         longest = jobs.greedy[-1:]
         self._compare(f"longest prompt in chunks of {_NODE_CHUNK}", cases.alone, driver, longest, _NODE_CHUNK)
-        self._check("a lone row is refused", cases.lone_rows_refused, driver, jobs.longer_than(32, 3))
+        if keeps_roles:
+            self._check("a lone row is refused", cases.lone_rows_refused, driver, jobs.longer_than(32, 3))
+        else:
+            self._compare("lone rows at both ends", cases.lone_rows, driver, jobs.longer_than(32, 3))
+            self._compare("prompts token by token", cases.alone, driver, jobs.longer_than(32, 2), 1)
 
     def _new_engines(self, jobs: Jobs, threads: int) -> None:
         several, whole = jobs.short(_FEW_SLOTS, longest=347), jobs.longer_than(_SMALL_UBATCH, 5)

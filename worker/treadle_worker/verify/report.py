@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str
     build: str
     threads: int
-    switches: dict[str, bool]
+    switches: dict[str, Any]
     self_test: bool
     self_test_detail: str
     lacks: Sequence[str]
