@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle_shared.engine import DecodeItem, PrefillItem, StepResult
+from treadle_shared.engine import DecodeItem, EngineFacts, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed
 from treadle_worker.verify import cases
 from treadle_worker.verify.driver import Driver, Run
@@ -36,13 +36,27 @@ def chunk_size(role: str, rows: int, _slot: int) -> int:
     return rows if role == "prefill" else 0
 
 
+def lone_row(role: str, rows: int, _slot: int) -> int:
+    return int(role == "prefill" and rows == 1)
+
+
 class LeakyEngine:
     """Logits are a hash of a sequence's own tokens, and of what ``leak`` lets in; the choice is an arg max."""
 
-    def __init__(self, leak: Leak, refuses_lone_rows: bool = True) -> None:
+    def __init__(self, leak: Leak, keeps_roles: bool = True) -> None:
         self.on_logits: Any = None
         self._leak = leak
-        self._refuses = refuses_lone_rows
+        self._refuses = keeps_roles
+        self.facts = EngineFacts(
+            recipe_fingerprint="leaky",
+            n_vocab=N_VOCAB,
+            context_tokens=1 << 20,
+            max_sequences=SLOTS,
+            kv_bytes_per_token=1,
+            weight_bytes=0,
+            min_prefill_rows=2 if keeps_roles else 1,
+            replay_decode=keeps_roles,
+        )
         self._tokens: dict[tuple[int | str, int], list[int]] = {}
         self._last: dict[int | str, int] = {}
 
@@ -86,8 +100,8 @@ class LeakyEngine:
 class Bench:
     """Jobs, what they put out alone, and a driver over one engine."""
 
-    def __init__(self, leak: Leak) -> None:
-        self.engine = LeakyEngine(leak)
+    def __init__(self, leak: Leak, keeps_roles: bool = True) -> None:
+        self.engine = LeakyEngine(leak, keeps_roles)
         self.driver = Driver(self.engine)  # type: ignore[arg-type]
         self.jobs = Jobs(N_VOCAB, 1 << 20, quick=True)
         self.outputs: dict[Job, Sequence[Step]] = {}
@@ -111,6 +125,11 @@ CASES: dict[str, Callable[[Bench], list[Run]]] = {
     "staggered": lambda bench: cases.staggered(bench.driver, bench.jobs.short(12), 3, 32),
     "recovered": lambda bench: cases.recovered(bench.driver, bench.jobs.short(6), bench.outputs),
 }
+FREE_CASES = CASES | {
+    "lone rows": lambda bench: cases.lone_rows(bench.driver, bench.jobs.longer_than(32, 3)),
+    "token by token": lambda bench: cases.alone(bench.driver, bench.jobs.longer_than(32, 2), 1),
+}
+"""Where prompt tokens may run alone, too."""
 FOUND = {
     batch_size: {"together", "scattered", "one call", "staggered", "recovered"},
     slot_number: {"alone", "together", "scattered", "one call", "staggered", "recovered"},
@@ -125,6 +144,20 @@ def test_an_exact_engine_passes_every_case_and_is_left_empty(name: str) -> None:
     assert tally.outputs > tally.prompts > 0
     assert (tally.equal, tally.first) == (tally.outputs, "")
     assert bench.engine.idle
+
+
+@pytest.mark.parametrize("name", FREE_CASES)
+def test_an_exact_engine_without_roles_passes_every_case(name: str) -> None:
+    bench = Bench(nothing, keeps_roles=False)
+    tally = bench.tally(FREE_CASES[name](bench))
+    assert (tally.equal, tally.first) == (tally.outputs, "")
+    assert bench.engine.idle
+
+
+def test_a_lone_row_that_is_another_is_found_by_the_cases_that_run_one() -> None:
+    bench = Bench(lone_row, keeps_roles=False)
+    found = {name for name, case in FREE_CASES.items() if bench.tally(case(bench)).first}
+    assert {"lone rows", "token by token"} <= found
 
 
 @pytest.mark.parametrize(("leak", "names"), FOUND.items(), ids=lambda value: getattr(value, "__name__", ""))
