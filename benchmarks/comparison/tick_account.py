@@ -12,7 +12,7 @@ from comparison.systems import Account
 from treadle.tail import Gap, TelemetryEvent, TelemetryTail
 
 _TOPIC: Final = "tick"
-_ANSWER_S: Final = 2.0  # a new subscriber gets the last event at once
+_MOST: Final = 1 << 15  # events asked for; the longest run makes a third of it
 
 
 class TickAccount(Account):
@@ -24,18 +24,18 @@ class TickAccount(Account):
 
     def begin(self) -> None:
         """The ticks before this do not count."""
-        self._first = self._last() + 1
+        before = self._since(0)
+        self._first = before[-1].sequence + 1 if before else 0
 
     def figures(self) -> dict[str, float]:
         """See ``account``; nothing where no tick ran, or some are no longer kept."""
-        with TelemetryTail(self._directory, (_TOPIC,)) as tail:
-            last = _newest(tail)
-            events = tail.replay(Gap(_TOPIC, self._first, last)) if last >= self._first else []
-        return account([event.facts for event in events]) if len(events) == last - self._first + 1 else {}
+        events = self._since(self._first)
+        complete = events and events[0].sequence == self._first
+        return account([event.facts for event in events]) if complete else {}
 
-    def _last(self) -> int:
+    def _since(self, first: int) -> list[TelemetryEvent]:
         with TelemetryTail(self._directory, (_TOPIC,)) as tail:
-            return _newest(tail)
+            return tail.replay(Gap(_TOPIC, first, first + _MOST - 1))
 
 
 def account(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -55,9 +55,3 @@ def account(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             sums["sample_s"] += event["sample_s"]
             sums["rest_s"] += event["total_s"] - event["engine_s"] - event["sample_s"]
     return {f"worker_{name}": value for name, value in sums.items()}
-
-
-def _newest(tail: TelemetryTail) -> int:
-    """The sequence number of the last tick event; -1 where there is none yet."""
-    events = [event for event in tail.receive(_ANSWER_S) if isinstance(event, TelemetryEvent)]
-    return events[-1].sequence if events else -1
