@@ -1,4 +1,4 @@
-"""How many prompt tokens a tick may run, so that running streams keep their inter-token latency.
+"""How many prompt tokens a tick may run, so that none is too long and running streams keep their inter-token latency.
 
 While sessions decode, the time between two of a stream's tokens is one tick: its decode batch and its prefill chunks.
 Both are measured; what the target leaves after the decode batch is spent on prefill, under the fixed cap. That is the
@@ -51,17 +51,19 @@ class PrefillPace:
         self._decode_s = _smoothed(self._decode_s, seconds)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """Chunks of ``tokens`` prompt tokens in all took ``seconds``."""
-        if tokens > 0:
+        """Chunks of ``tokens`` prompt tokens in all took ``seconds``. A few tell what a call costs, not a token."""
+        if tokens >= LEAST_CHUNK:
             self._token_s = _smoothed(self._token_s, seconds / tokens)
+
+    def within(self, cap: int, seconds: float) -> int:
+        """Prompt tokens, at most ``cap``, that run in ``seconds``; ``cap`` before anything is known."""
+        if not self._token_s:
+            return cap
+        return min(cap, max(LEAST_CHUNK, int(min(seconds / self._token_s, cap))))
 
     def budget(self, cap: int, target_s: float) -> int:
         """Prompt tokens for a tick in which sessions decode: at most ``cap``, and ``cap`` before anything is known."""
-        if not self._token_s:
-            return cap
-        spare_s = _AIM * target_s - (self._decode_s or 0.0)
-        affordable = int(min(max(spare_s, 0.0) / self._token_s, cap))
-        return min(cap, max(LEAST_CHUNK, affordable))
+        return self.within(cap, max(_AIM * target_s - (self._decode_s or 0.0), 0.0))
 
 
 def _smoothed(mean: float | None, value: float) -> float:

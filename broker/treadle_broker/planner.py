@@ -58,15 +58,18 @@ class Planner:
 
     def _prefill_budget(self, waiting: int, decoding: int) -> int:
         """The cap; the more sessions wait for their first token for each that waits for its next, the closer to the
-        burst; all within what a latency target leaves.
+        burst, and several of it while nobody waits for a next one, so that those that came together start together.
+        All within what the longest tick, and a latency target, leave.
         """
         budget = self._roster.budget
-        cap = budget.max_prefill_tokens_per_tick
-        most = max(cap, budget.burst_prefill_tokens_per_tick)
+        cap, burst = budget.max_prefill_tokens_per_tick, budget.burst_prefill_tokens_per_tick
         if not decoding:
-            return most
-        share = min(most, max(cap, cap * waiting // decoding))
-        return self._pace.budget(share, budget.target_itl_ms / 1000) if budget.target_itl_ms else share
+            share = max(cap, burst, min(_BURSTS_ALONE * burst, _MOST_ALONE))
+        else:
+            share = min(max(cap, burst), max(cap, cap * waiting // decoding))
+            if budget.target_itl_ms:
+                share = self._pace.budget(share, budget.target_itl_ms / 1000)
+        return self._pace.within(share, _LONGEST_PREFILL_S)
 
     def _decode(self, session: Session) -> Row:
         slot = _slot(session)
@@ -111,6 +114,12 @@ class Planner:
         session.tokens_planned += sample
         self._roster.slots.add_rows(slot, rows)
 
+
+_BURSTS_ALONE = 4
+_MOST_ALONE = 1 << 16  # tokens: a quarter of a megabyte in a frame
+_LONGEST_PREFILL_S = 2.0
+"""By measurement. Whoever comes meanwhile waits for it, and a tick must stay far below ``tick_timeout_s`` where a model
+computes a prompt at ten tokens a second."""
 
 _MAX_COPIES = 32
 """Beginnings copied in one tick: each may bring 16 KiB of tokens for the penalties and its parameters once more, and a

@@ -161,7 +161,8 @@ class World:
         assert all(slot < self._places for slot in slots)
         assert [row.slot for row in plan.decode] == sorted(row.slot for row in plan.decode)
         assert len(plan.decode) <= budget.max_batch_size
-        cap = max(budget.max_prefill_tokens_per_tick, budget.burst_prefill_tokens_per_tick)
+        burst = budget.burst_prefill_tokens_per_tick
+        cap = max(budget.max_prefill_tokens_per_tick, burst if plan.decode else 4 * burst)
         min_rows = self.facts.min_prefill_rows
         alone = len(plan.prefill) == 1 and plan.prefill_tokens <= max(cap, 2 * min_rows - 1)
         assert plan.prefill_tokens <= cap or alone

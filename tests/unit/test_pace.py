@@ -141,6 +141,25 @@ def test_without_a_target_only_the_cap_holds() -> None:
     assert [plan.prefill_tokens for plan in plans] == [512, 188]
 
 
+def test_no_tick_computes_prompts_for_longer_than_two_seconds() -> None:
+    scheduler = node(max_prefill_tokens_per_tick=512, burst_prefill_tokens_per_tick=512)
+    scheduler.submit([job("a", prompt=4000)], 0.0)
+    sizes = []
+    for number in range(4):
+        plan = planned(scheduler)
+        sizes.append(plan.prefill_tokens)
+        took = Timings(total_s=plan.prefill_tokens / 20)
+        scheduler.complete(msgspec.structs.replace(part_of(plan, 1, True), timings=took), 30.0 * number)
+    assert sizes[0] == 2048  # nothing is known yet
+    assert sizes[1:] == [40, 40, 40]
+
+
+def test_a_small_chunk_says_nothing_of_what_a_token_costs() -> None:
+    pace = measured()
+    pace.prefilled(LEAST_CHUNK - 1, 5.0)
+    assert pace.marks == measured().marks
+
+
 def test_prompts_run_at_the_cap_while_nobody_waits_for_a_token() -> None:
     scheduler = node(max_prefill_tokens_per_tick=256, target_itl_ms=50)
     scheduler.submit([job("a", prompt=600)], 0.0)
@@ -152,7 +171,7 @@ def test_prompts_run_at_the_cap_while_nobody_waits_for_a_token() -> None:
     assert sizes == [256, 256, 88]
 
 
-def test_a_burst_runs_while_more_wait_for_their_first_token_than_for_the_next() -> None:
+def test_those_that_come_together_start_together() -> None:
     scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
     scheduler.submit([job(f"s{number}", prompt=64, new=500) for number in range(9)], 0.0)
     plans = []
@@ -160,9 +179,17 @@ def test_a_burst_runs_while_more_wait_for_their_first_token_than_for_the_next() 
         plans.append(planned(scheduler))
         run(scheduler, plans[-1], len(plans) / 10)
     sizes = [(len(plan.decode), plan.prefill_tokens) for plan in plans]
-    assert sizes[:2] == [(0, 256), (4, 64 * 5 // 4)]
-    assert all(prompts <= 64 for _, prompts in sizes[2:])
-    assert sum(prompts for _, prompts in sizes) == 9 * 64
+    assert sizes == [(0, 9 * 64), (9, 0)]
+
+
+def test_while_nobody_streams_a_tick_takes_four_bursts() -> None:
+    scheduler = node(max_active=9, max_prefill_tokens_per_tick=16, burst_prefill_tokens_per_tick=32)
+    scheduler.submit([job(f"s{number}", prompt=64, new=500) for number in range(9)], 0.0)
+    plan = planned(scheduler)
+    assert (plan.decode, plan.prefill_tokens) == ((), 4 * 32)
+    run(scheduler, plan, 0.1)
+    plan = planned(scheduler)
+    assert (len(plan.decode), plan.prefill_tokens) == (2, 32)
 
 
 def test_a_few_streams_do_not_hold_many_back() -> None:
