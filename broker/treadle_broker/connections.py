@@ -60,11 +60,6 @@ class Connection:
         else:
             self.outbox.append(message)
 
-    def notice(self, stream: Stream) -> None:
-        """A stream has something new."""
-        if stream in self.streams:
-            self.news[stream] = None
-
 
 class Connections:
     """Every open connection, by socket and identity."""
@@ -97,6 +92,13 @@ class Connections:
         """It has something to be sent."""
         self._eager[connection] = None
 
+    def notice(self, stream: Stream) -> None:
+        """A stream has something new for its reader, if it has one."""
+        reader = self.reader(stream)
+        if reader is not None and stream in reader.streams:
+            reader.news[stream] = None
+            self._eager[reader] = None
+
     def attach(self, connection: Connection, stream: Stream, have_tokens: int) -> None:
         """``connection`` reads the stream from here on, after its first ``have_tokens`` tokens."""
         before = self.reader(stream)
@@ -108,8 +110,7 @@ class Connections:
         stream.done_sent = False
         connection.streams[stream] = None
         if stream.has_news:
-            connection.notice(stream)
-            self.touch(connection)
+            self.notice(stream)
 
     def close(self, connection: Connection) -> list[Stream]:
         """Forget a connection; returns the streams that nobody reads now."""
@@ -177,7 +178,7 @@ def _next_frame(connection: Connection) -> tuple[list[ToClient], list[tuple[Stre
             delta, end = stream.next_delta()
             messages.append(delta)
             size += stream.items(delta)
-        finished = stream.done is not None and end == stream.sent + stream.unread
+        finished = stream.done is not None and end == stream.parts
         if finished and stream.done is not None:
             messages.append(stream.done)
         cursors.append((stream, end, finished))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import Any
 
 from treadle_broker.delivery import Delivery
 from treadle_broker.library import StreamLibrary
@@ -47,10 +48,15 @@ class Crew:
         self._clock = clock
         self._owed_since = 0.0  # when the oldest tick in flight became due: sent, or the one before it answered
 
-    def listen(self, now: float) -> None:
-        """Take what the worker said."""
-        for message in self._link.receive(now):
-            self._take(message, now)
+    def listen(self, ready: Container[Any], now: float) -> None:
+        """Take what the worker said, where its sockets are ``ready``; and before it counts as silent: this process may
+        have slept since it looked.
+        """
+        if self._link.socket in ready or self._link.silent(now):
+            for message in self._link.receive(now):
+                self._take(message, now)
+        if self._link.monitor in ready:
+            self._link.hear_ends(now)
         if self._link.disconnected(now):
             self._lose(now, "worker disconnected")
 

@@ -61,7 +61,7 @@ class Delivery:
         if event.index == 0:
             stream.recipe = self._scheduler.facts.recipe_fingerprint
         stopped = stream.append(event, now)
-        self._notice(stream)
+        self._connections.notice(stream)
         if stopped:
             ended = self._scheduler.stop(event.key, stream.emitted, DoneReason.STOP, now, "stop string")
             self.take(ended, now)
@@ -82,7 +82,7 @@ class Delivery:
             return
         done = stream.finish(event, self._exact(), now)
         self._library.finish(stream)
-        self._notice(stream)
+        self._connections.notice(stream)
         line = {
             **_name(stream),
             "reason": done.reason.value,
@@ -104,12 +104,6 @@ class Delivery:
         reader = self._reader(stream)
         if reader is not None:
             reader.say(message)
-            self._connections.touch(reader)
-
-    def _notice(self, stream: Stream) -> None:
-        reader = self._reader(stream)
-        if reader is not None:
-            reader.notice(stream)
             self._connections.touch(reader)
 
 

@@ -7,10 +7,9 @@ subscriber costs nothing: its messages are dropped by the socket, and it can fet
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Final
 
-import msgpack
 import msgspec
 import zmq
 
@@ -23,12 +22,17 @@ _LAST_VALUE: Final = ("snapshot", "worker")
 _SEND_HWM = 1000  # messages a slow subscriber may be behind before it gets gaps
 _REPLAY_BATCH = 1000  # events in one replay answer
 _MAX_QUERY_BYTES = 256  # of a subscription or a replay query: the longest topic is far shorter
+_encoder: Final = msgspec.msgpack.Encoder()
 _BURST = 32  # subscriptions or queries taken in one turn of the loop: a flood cannot hold it
 
 
 class _Topic:
+    """``wanted`` are the prefixes of its name that somebody subscribes to; while there are none, nothing is sent."""
+
     def __init__(self, name: str, keep: int) -> None:
         self.name = name.encode()
+        self.tells_last = name in _LAST_VALUE
+        self.wanted: set[bytes] = set()
         self.next = 0
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=keep)
 
@@ -71,17 +75,20 @@ class Publisher:
     def publish(self, topic: str, event: dict[str, Any]) -> None:
         """Send one event to whoever listens, and keep it for the replay."""
         kept = self._topics[topic]
-        body = msgpack.packb({"boot_id": self._boot_id, **event})
+        body = _encoder.encode({"boot_id": self._boot_id, **event})
         sequence, kept.next = kept.next, kept.next + 1
         kept.kept.append((sequence, body))
-        self._send(kept.frames(sequence, body))
+        if kept.wanted:
+            self._send(kept.frames(sequence, body))
 
-    def serve(self) -> None:
-        """Answer subscriptions with the last value, and replay queries with what is kept."""
-        for frames in _burst(self._out):
-            self._subscribed(frames)
-        for query in _burst(self._replay):
-            self._answer(query)
+    def serve(self, ready: Container[Any]) -> None:
+        """Where a socket is ``ready``: answer subscriptions with the last value, replay queries with what is kept."""
+        if self._out in ready:
+            for frames in _burst(self._out):
+                self._subscribed(frames)
+        if self._replay in ready:
+            for query in _burst(self._replay):
+                self._answer(query)
 
     def close(self) -> None:
         """Close both sockets."""
@@ -89,18 +96,24 @@ class Publisher:
         self._replay.close()
 
     def _subscribed(self, frames: list[bytes]) -> None:
-        """1 and a prefix subscribes, 0 ends that (the socket sees to it); anything else means nothing."""
-        kind = frames[0][:1]
+        """1 and a prefix subscribes, 0 says that nobody holds it any more; anything else means nothing."""
+        kind, prefix = frames[0][:1], frames[0][1:]
         if len(frames) != 1 or kind not in (b"\x00", b"\x01"):
             self.bad_subscriptions += 1
         elif kind == b"\x01":
-            self._greet(frames[0][1:])
+            self._greet(prefix)
+        else:
+            for topic in self._under(prefix):
+                topic.wanted.discard(prefix)
 
     def _greet(self, prefix: bytes) -> None:
-        for name in _LAST_VALUE:
-            topic = self._topics[name]
-            if topic.name.startswith(prefix) and topic.kept:
+        for topic in self._under(prefix):
+            topic.wanted.add(prefix)
+            if topic.tells_last and topic.kept:
                 self._send(topic.frames(*topic.kept[-1]))
+
+    def _under(self, prefix: bytes) -> list[_Topic]:
+        return [topic for topic in self._topics.values() if topic.name.startswith(prefix)]
 
     def _send(self, frames: list[bytes]) -> None:
         try:

@@ -169,7 +169,7 @@ class Scheduler:
             self._resync = True
             events = list(self._settlement.failed(sent, result))
         elif not sent.void:
-            events = list(self._settlement.ran(sent, result, now))
+            events = self._settlement.ran(sent, result, now)
             self._measure(sent, result)
         if result.last:
             events += self._settlement.closed(sent)

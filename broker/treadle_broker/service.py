@@ -90,19 +90,32 @@ class Broker:
 
     def _turn(self) -> None:
         """Receive, handle, schedule, deliver, publish."""
-        self._poller.poll(self._wait_ms(time.monotonic()))
+        ready = self._wait(time.monotonic())
         now = time.monotonic()
         self._attend(now)
-        self._crew.listen(now)
-        self._control_desk.serve(now)
-        self._client_desk.serve(now)
-        self._side.settle()
+        self._receive(ready, now)
         self._on_time(now)
         self._crew.schedule(now)
         self._delivery.take([*self._scheduler.take_promoted(), *self._submissions.take_ended()], now)
         self._lose_clients(self._connections.flush(now))
         self._publish(now)
         self._stop_step(now)
+
+    def _wait(self, now: float) -> set[Any]:
+        """Sockets and descriptors with something to read. Reading the others would cost more than the turn."""
+        return {source for source, _ in self._poller.poll(self._wait_ms(now))}
+
+    def _receive(self, ready: set[Any], now: float) -> None:
+        self._crew.listen(ready, now)
+        if self._control in ready:
+            self._control_desk.serve(now)
+        if self._clients in ready:
+            self._client_desk.serve(now)
+        if self._side.fileno() in ready:
+            self._side.settle()
+        if self._signals.fileno() in ready:
+            self._signals.drain()
+        self._publisher.serve(ready)
 
     # ---- what the desk asks
 
@@ -140,7 +153,6 @@ class Broker:
     # ---- timers
 
     def _on_time(self, now: float) -> None:
-        self._signals.drain()
         if self._signals.count and not self._drain.draining:
             self.begin_drain(None)
         if self._signals.count > 1 and not self._drain.forced:
@@ -186,7 +198,6 @@ class Broker:
                 self._delivery.take(self._scheduler.cancel(stream.key, now, detail="client gone"), now)
 
     def _publish(self, now: float) -> None:
-        self._publisher.serve()
         worker = self._status.worker(self._drain.draining)
         if worker != self._last_worker:
             self._last_worker = worker

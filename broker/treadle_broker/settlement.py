@@ -29,8 +29,9 @@ class Settlement:
         self._finish = finish
         self._recover_misses = recover_misses
 
-    def ran(self, sent: Sent, result: TickResult, now: float) -> Iterator[Event]:
+    def ran(self, sent: Sent, result: TickResult, now: float) -> list[Event]:
         """A part that was run: every answered row is confirmed, every skipped one taken off the ledger."""
+        events: list[Event] = []
         decoded = prefilled = 0
         for slot, gen in result.skipped:
             self._skipped(sent, slot, gen)
@@ -47,8 +48,9 @@ class Settlement:
             else:
                 decoded += 1
             if session.live and session.gen == row.gen:
-                yield from self._confirm(session, planned, row)
+                events += self._confirm(session, planned, row)
         self._counters.ran(decoded, prefilled, now)
+        return events
 
     def failed(self, sent: Sent, result: TickResult) -> Iterator[Event]:
         """A part that failed, or a tick that was refused: its sessions start anew, later ticks are void."""
@@ -96,28 +98,27 @@ class Settlement:
 
     # ---- rows
 
-    def _confirm(self, session: Session, planned: PlannedDecode | PlannedPrefill, row: ResultRow) -> Iterator[Event]:
+    def _confirm(self, session: Session, planned: PlannedDecode | PlannedPrefill, row: ResultRow) -> list[Event]:
         if row.miss:
-            yield self._missed(session)
-            return
+            return [self._missed(session)]
         if isinstance(planned, PlannedPrefill):
             self._prefilled(session, planned)
         else:
             session.rows_done += 1
         if not planned.sample:
-            return
+            return []
         if row.eog:
-            yield self._finish(session, DoneReason.STOP, "eog")
-            return
+            return [self._finish(session, DoneReason.STOP, "eog")]
         if session.state is not State.DECODING and session.state is not State.PARKED:
             session.move(State.DECODING)
         session.emitted += 1
         session.bind(self._roster.facts.recipe_fingerprint)
         session.misses = 0
         self._roster.suspects.clear(session)
-        yield Emitted(session.key, session.emitted - 1, row.token, row.logprobs)
-        if session.emitted == session.job.max_new_tokens:
-            yield self._finish(session, DoneReason.LENGTH, "")
+        emitted = Emitted(session.key, session.emitted - 1, row.token, row.logprobs)
+        if session.emitted < session.job.max_new_tokens:
+            return [emitted]
+        return [emitted, self._finish(session, DoneReason.LENGTH, "")]
 
     def _prefilled(self, session: Session, planned: PlannedPrefill) -> None:
         if session.rows_done == 0:

@@ -47,6 +47,8 @@ class Stream:
         self.done: Done | None = None
         self.done_sent = False
         self.ended_at: float | None = None
+        self._most = MAX_DELTA_TOKENS // (1 + (params.logprobs or 0))
+        self._weight = 1 + 3 * (params.logprobs or 0)
         self._text = text
         self._parts: list[str] = []
         self._logprobs: list[Logprob] = []
@@ -110,6 +112,11 @@ class Stream:
         return len(self.sequence) - self.prompt_tokens
 
     @property
+    def parts(self) -> int:
+        """How many parts there are to be sent in all."""
+        return len(self._parts)
+
+    @property
     def unread(self) -> int:
         """Parts that the subscriber has not been sent."""
         return len(self._parts) - self.sent
@@ -121,23 +128,23 @@ class Stream:
 
     def next_delta(self) -> tuple[Delta, int]:
         """What comes after the cursor, bounded, and where the cursor stands once it was sent."""
-        most = MAX_DELTA_TOKENS // (1 + (self.params.logprobs or 0))
-        end = min(len(self._parts), self.sent + most)
-        first = self.prompt_tokens + self.sent
+        sent, prompt = self.sent, self.prompt_tokens
+        _, session_id, epoch = self.key
+        end = min(len(self._parts), sent + self._most)
         delta = Delta(
-            session_id=self.key.session_id,
-            epoch=self.key.epoch,
-            index=min(self.sent, self.emitted),
-            tokens=pack_tokens(self.sequence[first : self.prompt_tokens + end]),
-            text="".join(self._parts[self.sent : end]),
-            logprobs=self._logprobs[self.sent : end],
-            recipe="" if self.sent else self.recipe,
+            session_id=session_id,
+            epoch=epoch,
+            index=min(sent, self.emitted),
+            tokens=pack_tokens(self.sequence[prompt + sent : prompt + end]),
+            text="".join(self._parts[sent:end]),
+            logprobs=self._logprobs[sent:end],
+            recipe="" if sent else self.recipe,
         )
         return delta, end
 
     def items(self, delta: Delta) -> int:
         """How much a delta weighs in a frame: its tokens, and each alternative told with one."""
-        return len(delta.tokens) // 4 * (1 + 3 * (self.params.logprobs or 0))
+        return len(delta.tokens) // 4 * self._weight
 
     def decision(self) -> Decision:
         """The acceptance, as it was told at first."""

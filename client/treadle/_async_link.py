@@ -48,7 +48,7 @@ class AsyncLink:
             self._loop = asyncio.get_running_loop()
             self._context = zmq.Context()
             self._connect()
-        if not await self._until(self._state_changed, lambda: self.core.state is not State.CONNECTING, timeout_s):
+        if not await self.wait_for(self._state_changed, lambda: self.core.state is not State.CONNECTING, timeout_s):
             raise Unavailable(unreachable(self._where, timeout_s))
         if self.core.state is not State.OPEN:
             raise again(self.core.why)
@@ -61,7 +61,7 @@ class AsyncLink:
         call.on_change = changed.set
         self._pump_soon()
         try:
-            settled = await self._until(changed, lambda: call.settled, timeout_s)
+            settled = await self.wait_for(changed, lambda: call.settled, timeout_s)
         except BaseException:  # the waiting task was cancelled
             self._abandon(call)
             raise
@@ -73,9 +73,17 @@ class AsyncLink:
         return call
 
     async def wait_for(self, changed: asyncio.Event, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until ``done()``, which is asked whenever ``changed`` is set; False after ``timeout_s`` seconds."""
+        """Wait until ``done()``, which is asked whenever ``changed`` is set; False after ``timeout_s`` seconds.
+
+        Every token of every session is waited for here, so there is no timer where none is asked for.
+        """
         self.guard()
-        return await self._until(changed, done, timeout_s)
+        if timeout_s is not None:
+            return await self._in_time(changed, done, timeout_s)
+        while not done():
+            changed.clear()
+            await changed.wait()
+        return True
 
     def cancel_soon(self, stream: Stream) -> None:
         """End a session without waiting."""
@@ -97,7 +105,7 @@ class AsyncLink:
         self._pump_soon()
         ends = asyncio.Event()
         self.core.on_end = ends.set
-        await self._until(ends, lambda: self.core.live == 0, CLOSE_GRACE_S)
+        await self.wait_for(ends, lambda: self.core.live == 0, CLOSE_GRACE_S)
 
     def _close(self) -> None:
         if self.core.state is State.CLOSED:
@@ -117,15 +125,12 @@ class AsyncLink:
         self.core.abandon(call)
         self._pump_soon()
 
-    async def _until(self, changed: asyncio.Event, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    async def _in_time(self, changed: asyncio.Event, done: Callable[[], bool], timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                while not done():
-                    changed.clear()
-                    await changed.wait()
+                return await self.wait_for(changed, done, None)
         except TimeoutError:
             return done()
-        return True
 
     # ---- the socket
 
@@ -134,10 +139,11 @@ class AsyncLink:
         assert self._context is not None
         self._retry = None
         self._wire = Wire(self._context, self._endpoint)
-        for socket in (self._wire.socket, self._wire.monitor):
-            self._loop.add_reader(socket.fileno(), self._pump)
+        self._loop.add_reader(self._wire.socket.fileno(), self._pump)
+        self._loop.add_reader(self._wire.monitor.fileno(), self._look_for_peer)
         self.core.connect()
         self._pump_soon()
+        self._loop.call_soon(self._look_for_peer)  # the descriptor tells only what comes after a first look
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         assert self._wire is not None
@@ -153,7 +159,7 @@ class AsyncLink:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Move what can be moved. The descriptors are edge-triggered: what is left must bring another turn."""
+        """Move what can be moved. The descriptor is edge-triggered: what is left must bring another turn."""
         self._pump_due = False
         if self._wire is None:
             return
@@ -164,10 +170,12 @@ class AsyncLink:
         except MalformedMessage as error:
             self._lose(error)
             return
-        if self._wire.peer_gone():
-            self._lose_after_rest(self._wire)
-        elif blocked or self._wire.readable:
+        if blocked or self._wire.readable:
             self._pump_soon()
+
+    def _look_for_peer(self) -> None:
+        if self._wire is not None and self._wire.peer_gone():
+            self._lose_after_rest(self._wire)
 
     def _receive(self, wire: Wire) -> None:
         for frame in wire.receive():

@@ -156,10 +156,12 @@ class Link:
             flushed = self._send(wire)
             poller.register(wire.socket, zmq.POLLIN if flushed else zmq.POLLIN | zmq.POLLOUT)
             wait_s = min(deadline - time.monotonic(), math.inf if again_s is None else again_s)
-            poller.poll(None if wait_s == math.inf else 1 + int(wait_s * 1000))
-            self._drain_wake()
-            gone = wire.peer_gone()
-            self._receive(wire)
+            ready = dict(poller.poll(None if wait_s == math.inf else 1 + int(wait_s * 1000)))
+            if self._wake_fd in ready:
+                self._drain_wake()
+            gone = wire.monitor in ready and wire.peer_gone()
+            if wire.socket in ready:
+                self._receive(wire)
             if gone:
                 self._receive_rest(wire)
                 self._lose(Unavailable(f"{self._where}: the broker went away"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -66,7 +66,7 @@ class AsyncSession(SessionFacts):
         Raises CallTimeout after ``timeout`` seconds (the session goes on) and Unavailable.
         """
         try:
-            ended = await self._until(lambda: self.ended, timeout)
+            ended = await self._link.wait_for(self._changed, lambda: self.ended, timeout)
         except asyncio.CancelledError:
             self._leave()
             raise
@@ -110,12 +110,11 @@ class AsyncSession(SessionFacts):
     async def _next(self, place: int, idle_timeout: float | None) -> Event | None:
         """Event number ``place``; None where the stream ended before it."""
         events = self._stream.events
-        if place >= len(events) and not await self._until(lambda: len(events) > place or self.ended, idle_timeout):
-            raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
+        if place >= len(events):
+            come = await self._link.wait_for(self._changed, lambda: len(events) > place or self.ended, idle_timeout)
+            if not come:
+                raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
         return events[place] if place < len(events) else None
-
-    async def _until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        return await self._link.wait_for(self._changed, done, timeout_s)
 
     def _leave(self) -> None:
         """Nobody listens any more: end the session if it has not ended."""

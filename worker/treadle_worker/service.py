@@ -6,7 +6,8 @@ import math
 import os
 import time
 import uuid
-from typing import Final
+from collections.abc import Container
+from typing import Any, Final
 
 import zmq
 
@@ -60,29 +61,34 @@ class WorkerService:
         self._results.bind(RESULTS)
         self._engine = EngineThread(config, self._status, self._inside)
         self._signals = StopSignals(on_second=lambda number: os._exit(128 + number))
+        self._poller = self._make_poller()
 
     def run(self) -> int:
         """Serve until told to stop, refused for good, or without an engine."""
         self._log.debug("worker_starting", worker_id=self._worker_id, engine=self._config.engine)
         self._engine.start()
         while self._exit is None:
-            self._wait()
+            ready = self._wait()
             now = time.monotonic()
-            self._take_signals()
-            self._take_results(now)
-            self._take_messages(now)
+            self._take_signals(ready)
+            self._take_results(ready, now)
+            self._take_messages(ready, now)
             self._keep_time(now)
             self._check_engine()
         return self._leave(self._exit)
 
     # ---- the turns of the loop
 
-    def _wait(self) -> None:
+    def _wait(self) -> set[Any]:
+        """Sockets and descriptors with something to read: the engine waits for the processor while others are tried."""
+        wait_s = max(self._next_turn() - time.monotonic(), 0.0)
+        return {source for source, _ in self._poller.poll(math.ceil(wait_s * 1000))}
+
+    def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
         for source in (self._link.socket, self._results, self._signals.fileno()):
             poller.register(source, zmq.POLLIN)
-        wait_s = max(self._next_turn() - time.monotonic(), 0.0)
-        poller.poll(math.ceil(wait_s * 1000))
+        return poller
 
     def _next_turn(self) -> float:
         """When the loop must run though nothing arrives."""
@@ -91,8 +97,9 @@ class WorkerService:
             turns.append(self._handshake.next_hello)
         return min(turns)
 
-    def _take_signals(self) -> None:
-        self._signals.drain()
+    def _take_signals(self, ready: Container[Any]) -> None:
+        if self._signals.fileno() in ready:
+            self._signals.drain()
         if not self._signals.asked or self._status.draining:
             return
         self._log.info("worker_stopping", busy=self._status.tick_started is not None)
@@ -102,7 +109,9 @@ class WorkerService:
             self._exit = 0
         self._engine.put(Stop())
 
-    def _take_results(self, now: float) -> None:
+    def _take_results(self, ready: Container[Any], now: float) -> None:
+        if self._results not in ready:
+            return
         for _ in range(_RESULT_BURST):
             try:
                 result = self._results.recv(zmq.NOBLOCK)
@@ -111,9 +120,10 @@ class WorkerService:
             if result and not self._link.send(result):
                 self._broker_silent(now, "it takes no results")
 
-    def _take_messages(self, now: float) -> None:
-        for message in self._link.receive():
-            self._handle(message, now)
+    def _take_messages(self, ready: Container[Any], now: float) -> None:
+        if self._link.socket in ready:
+            for message in self._link.receive():
+                self._handle(message, now)
         for event, throttle in (("malformed_frames", self._link.malformed), ("ignored_ticks", self._ignored)):
             fresh = throttle.due(now)
             if fresh:
@@ -134,7 +144,7 @@ class WorkerService:
         if not self._status.ended or self._exit is not None:
             return
         self._engine.join()
-        self._take_results(time.monotonic())  # those of its last tick
+        self._take_results({self._results}, time.monotonic())  # those of its last tick
         failure = self._status.failure
         if isinstance(failure, START_ERRORS):
             self._say_goodbye(str(failure))
@@ -204,6 +214,7 @@ class WorkerService:
         """Nobody takes what is sent. On a new connection the broker sees a newcomer, whatever it still believes."""
         if self._broker_lost(now, why):
             self._link.reopen()
+            self._poller = self._make_poller()
 
     def _beat(self, now: float) -> None:
         status = self._status

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import codecs
 
-_decoder_class = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Turns the byte pieces of a token stream into text that never splits a character.
@@ -16,8 +14,11 @@ class Detokenizer:
     """
 
     def __init__(self) -> None:
-        self._decode = _decoder_class("replace").decode
+        self._held = b""
 
     def feed(self, piece: bytes) -> str:
         """The text that ``piece`` completes; empty where it completes none."""
-        return self._decode(piece)
+        data = self._held + piece
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
