@@ -49,16 +49,19 @@ class Crew:
         self._owed_since = 0.0  # when the oldest tick in flight became due: sent, or the one before it answered
 
     def listen(self, ready: Container[Any], now: float) -> None:
-        """Take what the worker said, where its sockets are ``ready``; and before it counts as silent: this process may
-        have slept since it looked.
-        """
-        if self._link.socket in ready or self._link.silent(now):
+        """Take what the worker said, where its sockets are ``ready``."""
+        if self._link.socket in ready:
             for message in self._link.receive(now):
                 self._take(message, now)
         if self._link.monitor in ready:
             self._link.hear_ends(now)
         if self._link.disconnected(now):
             self._lose(now, "worker disconnected")
+
+    def excuse(self, seconds: float) -> None:
+        """This process slept for so long: what the worker said or owed meanwhile may be still on its way."""
+        self._link.excuse(seconds)
+        self._owed_since += seconds
 
     def watch(self, now: float) -> None:
         """Give up a worker that is silent, or owes an answer, for too long."""

@@ -51,8 +51,10 @@ class PrefillPace:
         self._decode_s = _smoothed(self._decode_s, seconds)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """Chunks of ``tokens`` prompt tokens in all took ``seconds``. A few tell what a call costs, not a token."""
-        if tokens >= LEAST_CHUNK:
+        """Chunks of ``tokens`` prompt tokens in all took ``seconds``. A few tell what a call costs, not a token: that
+        is a bound, and counts only below the mean.
+        """
+        if tokens > 0 and (tokens >= LEAST_CHUNK or seconds / tokens < (self._token_s or 0.0)):
             self._token_s = _smoothed(self._token_s, seconds / tokens)
 
     def within(self, cap: int, seconds: float) -> int:

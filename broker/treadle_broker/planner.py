@@ -116,12 +116,12 @@ class Planner:
 
 
 _BURSTS_ALONE = 4
-_MOST_ALONE = 1 << 16  # tokens: a quarter of a megabyte in a frame
+_MOST_ALONE = 1 << 14  # tokens: 64 KiB in a frame
 _LONGEST_PREFILL_S = 2.0
 """By measurement. Whoever comes meanwhile waits for it, and a tick must stay far below ``tick_timeout_s`` where a model
 computes a prompt at ten tokens a second."""
 
-_MAX_COPIES = 32
+_MAX_COPIES = 24
 """Beginnings copied in one tick: each may bring 16 KiB of tokens for the penalties and its parameters once more, and a
 tick of every slot has to stay within a frame."""
 

@@ -27,12 +27,14 @@ _BURST = 32  # subscriptions or queries taken in one turn of the loop: a flood c
 
 
 class _Topic:
-    """``wanted`` are the prefixes of its name that somebody subscribes to; while there are none, nothing is sent."""
+    """``wanted``: somebody has subscribed to it. Until then nothing is sent; from then on the socket knows best who
+    still listens, since the end of a subscription can be told by one who never had it.
+    """
 
     def __init__(self, name: str, keep: int) -> None:
         self.name = name.encode()
         self.tells_last = name in _LAST_VALUE
-        self.wanted: set[bytes] = set()
+        self.wanted = False
         self.next = 0
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=keep)
 
@@ -96,24 +98,19 @@ class Publisher:
         self._replay.close()
 
     def _subscribed(self, frames: list[bytes]) -> None:
-        """1 and a prefix subscribes, 0 says that nobody holds it any more; anything else means nothing."""
-        kind, prefix = frames[0][:1], frames[0][1:]
+        """1 and a prefix subscribes, 0 ends that (the socket sees to it); anything else means nothing."""
+        kind = frames[0][:1]
         if len(frames) != 1 or kind not in (b"\x00", b"\x01"):
             self.bad_subscriptions += 1
         elif kind == b"\x01":
-            self._greet(prefix)
-        else:
-            for topic in self._under(prefix):
-                topic.wanted.discard(prefix)
+            self._greet(frames[0][1:])
 
     def _greet(self, prefix: bytes) -> None:
-        for topic in self._under(prefix):
-            topic.wanted.add(prefix)
-            if topic.tells_last and topic.kept:
-                self._send(topic.frames(*topic.kept[-1]))
-
-    def _under(self, prefix: bytes) -> list[_Topic]:
-        return [topic for topic in self._topics.values() if topic.name.startswith(prefix)]
+        for topic in self._topics.values():
+            if topic.name.startswith(prefix):
+                topic.wanted = True
+                if topic.tells_last and topic.kept:
+                    self._send(topic.frames(*topic.kept[-1]))
 
     def _send(self, frames: list[bytes]) -> None:
         try:

@@ -177,11 +177,15 @@ class Broker:
         return int(wait * 1000) + 1
 
     def _attend(self, now: float) -> None:
-        """Move on the clock of patience with clients. It runs only while this process does: one that was stopped, or
-        whose machine slept, must listen first to those who could not reach it.
+        """Move on the clocks of patience, with clients and with the worker. They run only while this process does: one
+        that was stopped, or whose machine slept, must listen first to those who could not reach it.
         """
-        self._attended_s += min(now - self._attended_at, _LONGEST_TURN_S)
+        turn_s = now - self._attended_at
+        attended_s = min(turn_s, _LONGEST_TURN_S)
+        self._attended_s += attended_s
         self._attended_at = now
+        if turn_s > attended_s:
+            self._crew.excuse(turn_s - attended_s)
 
     def _lose_clients(self, gone: list[Connection]) -> None:
         """Their sessions run on for a while: whoever comes back with the key finds them."""

@@ -23,7 +23,7 @@ from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import TickResult
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 STRANGER: Final = -1
 """The number of a session that no recorded call submitted: a broken log must not break the node."""
 _EMITTED, _PROMOTED, _REBUILDING, _FINISHED = range(4)

@@ -27,6 +27,7 @@ from treadle_shared.ticks import (
 _POLLIN = int(zmq.POLLIN)  # operators of enums are slow
 _BURST = 64  # frames read in one turn of the loop: a flood cannot hold it
 
+_PATIENCE = 4  # silences; the socket's own clock runs on while this process sleeps, and must not end the connection
 _DOUBT_S = 1.0  # how long after a connection's end the worker's is looked at
 _LOOK_S = 0.05  # and how often: a worker that lives ignores a probe
 
@@ -64,7 +65,7 @@ class WorkerLink:
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self.socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self.socket.set(zmq.HEARTBEAT_IVL, 1000)
-        self.socket.set(zmq.HEARTBEAT_TIMEOUT, max(1000, int(1000 * silence_s)))
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, int(_PATIENCE * 1000 * silence_s))
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.bind(directory.worker)
 
@@ -124,6 +125,11 @@ class WorkerLink:
     def forget(self) -> None:
         """The worker is lost: its next word makes it a stranger."""
         self._peer = None
+
+    def excuse(self, seconds: float) -> None:
+        """A silence of so many seconds was not the worker's."""
+        if self._peer is not None:
+            self._peer.heard_at += seconds
 
     def silent(self, now: float) -> bool:
         """Whether nothing was heard of the worker for too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
 
-MAX_FRAME_BYTES = 4 << 20  # a tick of 256 sequences with a full prefill is under 1 MiB; a prompt is smaller
+MAX_FRAME_BYTES = 4 << 20  # the largest tick: 256 new sessions, each with its parameters and 1,024 biases
 MAX_TEXT_BYTES = 2 << 20  # UTF-8 bytes of one prompt; far above what any session's context holds as text
 MAX_TOKENS_BYTES = 2 << 20  # int32 token arrays: 524,288 tokens
 MAX_NAME = 128  # characters of an id: a log line stays a line

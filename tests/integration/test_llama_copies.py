@@ -122,6 +122,14 @@ def test_a_parked_sequence_comes_back_where_something_is_still_to_be_copied_from
         engine.release(slot, 1)
 
 
+def test_a_sequence_that_is_still_to_be_copied_is_not_parked(engine: LlamaEngine, prompt: list[int]) -> None:
+    opened(engine, 0, prompt, SAMPLED)
+    assert engine.copy(CopyItem(0, 1, 2, 1, ROWS, SAMPLED, prompt[:ROWS]))
+    assert not engine.park(2, 1)
+    for slot in (0, 2):
+        engine.release(slot, 1)
+
+
 def test_a_parked_sequence_comes_back_where_something_was_still_to_be_copied_to(
     engine: LlamaEngine, prompt: list[int]
 ) -> None:

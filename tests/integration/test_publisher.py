@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import AF_UNIX, socket
 
 import msgpack
 import pytest
@@ -44,22 +45,22 @@ def connect(context: zmq.Context[Socket]) -> Iterator[Connect]:
     made: list[Socket] = []
 
     def connect(kind: int, endpoint: str) -> Socket:
-        socket = context.socket(kind)
-        socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-        made.append(socket)
-        socket.connect(endpoint)
-        return socket
+        opened = context.socket(kind)
+        opened.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        made.append(opened)
+        opened.connect(endpoint)
+        return opened
 
     yield connect
-    for socket in made:
-        socket.close(linger=0)
+    for each in made:
+        each.close(linger=0)
 
 
 def take_turn(publisher: Publisher) -> None:
     """One turn of a loop: wait for subscriptions or queries and serve them."""
     poller = zmq.Poller()
-    for socket in publisher.sockets:
-        poller.register(socket, zmq.POLLIN)
+    for source in publisher.sockets:
+        poller.register(source, zmq.POLLIN)
     ready = dict(poller.poll(WAIT_MS))
     assert ready, "nothing came"
     publisher.serve(ready)
@@ -107,6 +108,31 @@ def test_one_reader_that_leaves_takes_nothing_from_another(
     take_turn(publisher)
     publisher.publish("tick", {"n": 0})
     assert place(stays.recv_multipart()) == ("tick", 0)
+
+
+# A peer of ZMTP 3.0 without security (https://rfc.zeromq.org/spec/23/) that ends a subscription it never had.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\x00") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+CANCEL = b"\x00\x05\x00tick"
+
+
+def test_who_ends_a_subscription_of_others_silences_nobody(
+    publisher: Publisher, directory: RuntimeDir, connect: Connect
+) -> None:
+    reader = connect(zmq.SUB, directory.telemetry)
+    reader.setsockopt(zmq.SUBSCRIBE, b"tick")
+    take_turn(publisher)
+    with socket(AF_UNIX) as stranger:
+        stranger.connect(directory.telemetry.removeprefix("ipc://"))
+        stranger.settimeout(WAIT_MS / 1000)
+        stranger.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        heard = b""
+        while not heard.endswith(b"XPUB"):  # the last word of the other side's handshake
+            heard += stranger.recv(256)
+        stranger.sendall(CANCEL)
+        take_turn(publisher)
+    publisher.publish("tick", {"n": 0})
+    assert place(reader.recv_multipart()) == ("tick", 0)
 
 
 def test_events_that_nobody_subscribed_to_are_in_the_replay(

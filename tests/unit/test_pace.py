@@ -160,6 +160,15 @@ def test_a_small_chunk_says_nothing_of_what_a_token_costs() -> None:
     assert pace.marks == measured().marks
 
 
+def test_one_frozen_tick_is_forgotten_even_where_every_chunk_is_small() -> None:
+    pace = measured()
+    pace.prefilled(20, 25.0)
+    assert pace.within(512, 2.0) == LEAST_CHUNK
+    for _ in range(60):
+        pace.prefilled(LEAST_CHUNK - 1, (LEAST_CHUNK - 1) * TOKEN_S)
+    assert pace.within(512, 2.0) == 512
+
+
 def test_prompts_run_at_the_cap_while_nobody_waits_for_a_token() -> None:
     scheduler = node(max_prefill_tokens_per_tick=256, target_itl_ms=50)
     scheduler.submit([job("a", prompt=600)], 0.0)

@@ -132,6 +132,10 @@ class LlamaContext:
         """Bytes that saving one sequence's state would take."""
         return int(self._api.llama_state_seq_get_size(self._handle, slot))
 
+    def pending(self, slot: int) -> bool:
+        """Whether something is still to be copied out of a slot, or into it, when the next batch runs."""
+        return slot in self._copying
+
     def save_state(self, slot: int) -> State:
         """One sequence's KV, to be put back by ``load_state`` into any slot. Raises MemoryError."""
         state: State = np.empty(self.state_bytes(slot), np.uint8)  # neither zeroed first nor copied afterwards
@@ -140,7 +144,7 @@ class LlamaContext:
 
     def load_state(self, slot: int, state: State) -> None:
         """Put a saved KV into an empty slot. Raises DecodeFailed where it does not fit."""
-        if slot in self._copying:
+        if self.pending(slot):
             self._copy_now(slot)
         if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), slot):
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")

@@ -32,7 +32,9 @@ class ParkedSequences:
         self.bytes_held = 0
 
     def save(self, slot: int, sequence: Sequence) -> bool:
-        """Copy a slot's KV out; False where there is no memory for it."""
+        """Copy a slot's KV out; False where there is no memory for it, or it is not all there yet."""
+        if self._context.pending(slot):
+            return False
         try:
             parked = _Parked(sequence, self._context.save_state(slot))
         except MemoryError:
