@@ -126,6 +126,7 @@ def test_a_sequence_that_is_still_to_be_copied_is_not_parked(engine: LlamaEngine
     opened(engine, 0, prompt, SAMPLED)
     assert engine.copy(CopyItem(0, 1, 2, 1, ROWS, SAMPLED, prompt[:ROWS]))
     assert not engine.park(2, 1)
+    assert engine.park(0, 1)  # what is copied from is all there
     for slot in (0, 2):
         engine.release(slot, 1)
 

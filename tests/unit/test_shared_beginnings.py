@@ -349,7 +349,7 @@ def test_a_tick_copies_no_more_than_fits_a_frame() -> None:
     while (plan := scheduler.plan(0.0)) is not None and plan.prefill:
         sizes.append(len(plan.copy))
         scheduler.complete(answer(plan), 0.0)
-    assert sizes == [32, 32, 16]
+    assert sizes == [24, 24, 24, 8]
 
 
 def test_the_rows_of_a_cancelled_session_that_turn_out_to_be_missing_are_not_kept() -> None:

@@ -53,6 +53,7 @@ class LlamaContext:
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
         self._memory = self._api.llama_get_memory(self._handle)
         self._copying: set[int] = set()  # slots that the next batch copies out of or into
+        self._arriving: set[int] = set()  # those of them that it copies into
         if not self._memory:
             self.close()
             raise ModelError(f"{model.path}: has no KV memory; it cannot generate text")
@@ -82,6 +83,7 @@ class LlamaContext:
             problem = _FAILURES.get(code, "unknown failure")
             raise DecodeFailed(code, f"{problem}: {log.last_error}" if log.last_error else problem)
         self._copying.clear()
+        self._arriving.clear()
         pointer = self._api.llama_get_logits(self._handle)  # waits for the device
         return self._view(pointer)[:outputs] if outputs else self._logits[1][:0]
 
@@ -97,6 +99,7 @@ class LlamaContext:
 
     def forget(self, slot: int) -> None:
         """Give one sequence's KV back."""
+        self._arriving.discard(slot)
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def forget_all(self) -> None:
@@ -114,6 +117,7 @@ class LlamaContext:
         the next batch runs.
         """
         self._copying |= {source, target}
+        self._arriving.add(target)
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.trim(target, length)
 
@@ -132,9 +136,9 @@ class LlamaContext:
         """Bytes that saving one sequence's state would take."""
         return int(self._api.llama_state_seq_get_size(self._handle, slot))
 
-    def pending(self, slot: int) -> bool:
-        """Whether something is still to be copied out of a slot, or into it, when the next batch runs."""
-        return slot in self._copying
+    def incomplete(self, slot: int) -> bool:
+        """Whether the beginning of a slot's sequence is still to be copied there, when the next batch runs."""
+        return slot in self._arriving
 
     def save_state(self, slot: int) -> State:
         """One sequence's KV, to be put back by ``load_state`` into any slot. Raises MemoryError."""
@@ -144,7 +148,7 @@ class LlamaContext:
 
     def load_state(self, slot: int, state: State) -> None:
         """Put a saved KV into an empty slot. Raises DecodeFailed where it does not fit."""
-        if self.pending(slot):
+        if slot in self._copying:
             self._copy_now(slot)
         if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), slot):
             raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")

@@ -33,7 +33,7 @@ class ParkedSequences:
 
     def save(self, slot: int, sequence: Sequence) -> bool:
         """Copy a slot's KV out; False where there is no memory for it, or it is not all there yet."""
-        if self._context.pending(slot):
+        if self._context.incomplete(slot):
             return False
         try:
             parked = _Parked(sequence, self._context.save_state(slot))
