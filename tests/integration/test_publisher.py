@@ -66,6 +66,13 @@ def take_turn(publisher: Publisher) -> None:
     publisher.serve(ready)
 
 
+def subscribed(publisher: Publisher, reader: Socket) -> Socket:
+    """A reader of the ticks, which the publisher knows of."""
+    reader.setsockopt(zmq.SUBSCRIBE, b"tick")
+    take_turn(publisher)
+    return reader
+
+
 def place(frames: list[bytes]) -> tuple[str, int]:
     """An event's topic and its number there."""
     return frames[0].decode(), int.from_bytes(frames[1], "big")
@@ -74,9 +81,7 @@ def place(frames: list[bytes]) -> tuple[str, int]:
 def test_a_subscription_brings_its_topic_and_no_other(
     publisher: Publisher, directory: RuntimeDir, connect: Connect
 ) -> None:
-    reader = connect(zmq.SUB, directory.telemetry)
-    reader.setsockopt(zmq.SUBSCRIBE, b"tick")
-    take_turn(publisher)
+    reader = subscribed(publisher, connect(zmq.SUB, directory.telemetry))
     publisher.publish("session", {"n": 0})
     publisher.publish("tick", {"n": 1})
     assert place(reader.recv_multipart()) == ("tick", 0)
@@ -85,9 +90,7 @@ def test_a_subscription_brings_its_topic_and_no_other(
 def test_who_comes_after_everybody_left_is_sent_events_again(
     publisher: Publisher, directory: RuntimeDir, connect: Connect
 ) -> None:
-    first = connect(zmq.SUB, directory.telemetry)
-    first.setsockopt(zmq.SUBSCRIBE, b"tick")
-    take_turn(publisher)
+    first = subscribed(publisher, connect(zmq.SUB, directory.telemetry))
     first.setsockopt(zmq.UNSUBSCRIBE, b"tick")
     take_turn(publisher)
     publisher.publish("tick", {"n": 0})
@@ -119,9 +122,7 @@ CANCEL = b"\x00\x05\x00tick"
 def test_who_ends_a_subscription_of_others_silences_nobody(
     publisher: Publisher, directory: RuntimeDir, connect: Connect
 ) -> None:
-    reader = connect(zmq.SUB, directory.telemetry)
-    reader.setsockopt(zmq.SUBSCRIBE, b"tick")
-    take_turn(publisher)
+    reader = subscribed(publisher, connect(zmq.SUB, directory.telemetry))
     with socket(AF_UNIX) as stranger:
         stranger.connect(directory.telemetry.removeprefix("ipc://"))
         stranger.settimeout(WAIT_MS / 1000)
