@@ -12,10 +12,10 @@ from treadle_shared.codec import decode_to_worker, encode
 from treadle_shared.config import NodeConfig
 from treadle_shared.errors import MalformedMessage
 from treadle_shared.limits import MAX_FRAME_BYTES
-from treadle_shared.sockets import readable
 from treadle_shared.ticks import ToWorker
 from treadle_worker.throttle import Throttle
 
+_POLLIN: Final = int(zmq.POLLIN)  # operators of enums are slow
 _BURST: Final = 64  # frames read in one turn: a flood cannot keep heartbeats from leaving
 _RECONNECT_MS: Final = 100  # how soon a restarted broker is found
 _RECONNECT_MAX_MS: Final = 1000  # back-off bound while there is none
@@ -51,7 +51,7 @@ class BrokerLink:
             message = self._decoded(frames)
             if message is not None:
                 yield message
-            if not readable(self.socket):
+            if not _readable(self.socket):
                 return
 
     def reopen(self) -> None:
@@ -84,3 +84,9 @@ class BrokerLink:
         socket.set(zmq.RCVHWM, _QUEUE)
         socket.connect(self._endpoint)
         return socket
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits. Asking costs a third of a read that fails."""
+    events = socket.getsockopt(zmq.EVENTS)
+    return isinstance(events, int) and bool(events & _POLLIN)
