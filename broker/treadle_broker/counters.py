@@ -52,11 +52,11 @@ class Counters:
             self.occupancy_last = decode_rows
             self.occupancy_max = max(self.occupancy_max, decode_rows)
 
-    def begun(self, prompt_tokens: int, copied: int) -> None:
-        """A sequence was begun, with ``copied`` of its prompt's tokens from another one."""
+    def begun(self, tokens: int, copied: int) -> None:
+        """A sequence was begun, with ``copied`` of the tokens that it is to prefill from another one."""
         self.prefix_lookups += 1
         self.prefix_hits += copied > 0
-        self.prefix_prompt_tokens += prompt_tokens
+        self.prefix_prompt_tokens += tokens
         self.prefix_hit_tokens += copied
 
     def closed(self, kv_rows: int) -> None:

@@ -62,6 +62,9 @@ class Delivery:
             stream.recipe = self._scheduler.facts.recipe_fingerprint
         stopped = stream.append(event, now)
         self._connections.notice(stream)
+        digests = stream.new_digests()
+        if digests:
+            self._scheduler.extend(event.key, digests)
         if stopped:
             ended = self._scheduler.stop(event.key, stream.emitted, DoneReason.STOP, now, "stop string")
             self.take(ended, now)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from treadle_broker.plan import Emitted, Event, Finished
-from treadle_broker.prefix_hash import PrefixHasher
+from treadle_broker.prefix_hash import Chain, PrefixHasher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
 from treadle_broker.tick_builder import build_tick
@@ -93,6 +93,7 @@ class ContinuousBatchScheduler:
         self._random = random.Random(seed)  # noqa: S311  (seeds of samplers, not secrets)
         self._ticks: deque[Tick] = deque()
         self._live: dict[SessionKey, SessionOutput] = {}
+        self._chains: dict[SessionKey, Chain] = {}
         self._outputs: dict[str, SessionOutput] = {}
 
     def submit(self, request: GenerationRequest) -> AdmissionDecision:
@@ -105,10 +106,12 @@ class ContinuousBatchScheduler:
             self._check_tokens(request)
         with self._lock:
             now = self._clock()
-            decisions = self._scheduler.submit([self._job(request, now) for request in requests], now)
-            for request, decision in zip(requests, decisions, strict=True):
+            chains = [self._hasher.chain(_CLIENT, request.cache_salt) for request in requests]
+            jobs = [self._job(request, chain, now) for request, chain in zip(requests, chains, strict=True)]
+            decisions = self._scheduler.submit(jobs, now)
+            for request, chain, decision in zip(requests, chains, decisions, strict=True):
                 if decision.accepted:
-                    self._open(request, decision)
+                    self._open(request, chain, decision)
             self._scheduler.take_promoted()
             return decisions
 
@@ -205,13 +208,14 @@ class ContinuousBatchScheduler:
         if min(request.prompt_tokens) < 0 or max(request.prompt_tokens) >= self._facts.n_vocab:
             raise InvalidRequest("prompt", f"token ids must be in [0, {self._facts.n_vocab})")
 
-    def _open(self, request: GenerationRequest, decision: AdmissionDecision) -> None:
+    def _open(self, request: GenerationRequest, chain: Chain, decision: AdmissionDecision) -> None:
         params = request.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=self._random.randrange(SEED_LIMIT - 1))
         prompt = array("i", request.prompt_tokens)
         output = SessionOutput(request.session_id, params, prompt, len(prompt))
-        self._live[SessionKey(_CLIENT, request.session_id, decision.epoch)] = output
+        key = SessionKey(_CLIENT, request.session_id, decision.epoch)
+        self._live[key], self._chains[key] = output, chain
         self._outputs[request.session_id] = output
 
     def _plan_ahead(self) -> None:
@@ -228,11 +232,15 @@ class ContinuousBatchScheduler:
                 output.token_times.append(now)
                 if event.logprobs is not None:
                     output.logprobs.append(event.logprobs)
+                digests = self._chains[event.key].grow(output.sequence)
+                if digests:
+                    self._scheduler.extend(event.key, digests)
             elif isinstance(event, Finished):
                 output = self._live.pop(event.key)
+                del self._chains[event.key]
                 output.reason, output.detail, output.cached_tokens = event.reason, event.detail, event.cached
 
-    def _job(self, request: GenerationRequest, now: float) -> Job:
+    def _job(self, request: GenerationRequest, chain: Chain, now: float) -> Job:
         return Job(
             client=_CLIENT,
             session_id=request.session_id,
@@ -241,7 +249,7 @@ class ContinuousBatchScheduler:
             priority=request.priority,
             queue_deadline=_after(now, request.queue_timeout_s),
             deadline=_after(now, request.deadline_s),
-            prefix=self._hasher.chain(_CLIENT, request.cache_salt, array("i", request.prompt_tokens)),
+            prefix=chain.grow(array("i", request.prompt_tokens)),
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from treadle_broker.prefix_hash import PrefixHasher, PrefixSharing
+from treadle_broker.prefix_hash import Chain, PrefixHasher, PrefixSharing
 from treadle_broker.session import Job
 from treadle_broker.text import ChatTemplate, Tokenizer
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
@@ -24,7 +24,9 @@ INLINE_TEXT_BYTES = 16 << 10  # longer texts are tokenised beside the loop: a mi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that can be submitted: its prompt's token ids, its bounds, its sampler with a seed."""
+    """A request that can be submitted: its prompt's token ids, its bounds, its sampler with a seed. ``prefix`` are the
+    digests that ``chain`` has of the prompt; what was emitted before comes after it.
+    """
 
     request: Request
     session_id: str
@@ -33,6 +35,7 @@ class Prepared:
     max_tokens: int
     params: SamplingParams
     emitted: array[int]
+    chain: Chain
     prefix: bytes
 
     def job(self, client: str, now: float, resuming: bool) -> Job:
@@ -94,6 +97,7 @@ class Intake:
         prompt = self._prompt(request)
         self._check_bias(request.params)
         max_tokens = request.max_tokens or self._default_max_tokens(len(prompt))
+        chain = self._hasher.chain(client, request.cache_salt)
         return Prepared(
             request=request,
             session_id=request.session_id or secrets.token_hex(8),
@@ -102,7 +106,8 @@ class Intake:
             max_tokens=max_tokens,
             params=_seeded(request.params),
             emitted=self._emitted(request, max_tokens),
-            prefix=self._hasher.chain(client, request.cache_salt, prompt),
+            chain=chain,
+            prefix=chain.grow(prompt),
         )
 
     def tokenize(self, text: str) -> array[int]:

@@ -52,7 +52,7 @@ class Planner:
 
     def _find(self, session: Session) -> Found | None:
         roster = self._roster
-        if session.rows_planned or session.starts_alone or not session.job.prefix or not roster.prefixes.enabled:
+        if session.rows_planned or session.starts_alone:
             return None
         return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 

@@ -13,6 +13,7 @@ from treadle_broker.tick_records import (
     Completed,
     Drained,
     Expired,
+    Extended,
     LookedFull,
     Opened,
     Planned,
@@ -52,6 +53,7 @@ class Retrace:
             Drained: self._drain,
             Cancelled: self._cancel,
             Stopped: self._stop,
+            Extended: self._extend,
             Expired: self._expire,
             Planned: self._plan,
             Told: self._take_promoted,
@@ -92,6 +94,10 @@ class Retrace:
         events = self._scheduler.stop(self._key(record.session), record.n_tokens, record.reason, record.now)
         digests = self._register.happened(events, details=False)
         return Stopped(record.now, record.session, record.n_tokens, record.reason, digests)
+
+    def _extend(self, record: Extended) -> Extended:
+        self._scheduler.extend(self._key(record.session), record.digests)
+        return record
 
     def _expire(self, record: Expired) -> Expired:
         return Expired(record.now, self._register.happened(self._scheduler.expire(record.now)))

@@ -13,6 +13,11 @@ from treadle_broker.suspects import Suspects
 from treadle_broker.turns import Turns
 from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
+from treadle_shared.limits import MAX_SEQUENCES
+
+_MOST_KEPT = 4
+"""Sequences kept in a tick while somebody decodes: a copy moves a whole sequence's KV in memory, and everybody's next
+token waits for it."""
 
 
 class Roster:
@@ -29,8 +34,8 @@ class Roster:
         self.sessions: dict[SessionKey, Session] = {}
         self.queue = FairQueue()
         self.slots = SlotTable(self._places, len(self._cache_places))
-        self.prefixes = PrefixMap(self.slots, budget.prefix_block_tokens)
-        self.prefixes.reset(self._cache_places)
+        self.prefixes = PrefixMap(self.slots)
+        self._reset_prefixes()
         self.ledger = Ledger()
         self.suspects = Suspects()
         self.parking = Parking()
@@ -122,7 +127,8 @@ class Roster:
     def take_moves(self) -> Moves:
         """What the next tick does to sequences before it runs rows."""
         self.prefixes.shrink(self.cache_room)  # turns may have reserved more
-        keep = self.prefixes.keep_departed(self.cache_room)
+        decoding = any(session.wants_decode for session in self.slots.sessions())
+        keep = self.prefixes.keep_departed(self.cache_room, _MOST_KEPT if decoding else MAX_SEQUENCES)
         moves = self.parking.take(self.slots.take_releases(), keep)
         for row in moves.restore:
             self.slots.set_rows(row.slot, self.sessions[row.key].rows_planned)
@@ -232,15 +238,18 @@ class Roster:
             session.rebuild(self.facts.replay_decode)  # which may not have been known when it was seated
         self._returning = dict.fromkeys(sorted(everyone, key=lambda session: session.started_at or 0.0))
         self.slots.resize(self._places, len(self._cache_places))
-        self.prefixes.block = self.budget.prefix_block_tokens
-        self.prefixes.reset(self._cache_places)
+        self._reset_prefixes()
         self.seat_returning()
 
     def forget_engine(self) -> None:
         """The engine is gone, and everything it held."""
         self.slots.forget_engine()
-        self.prefixes.reset(self._cache_places)
+        self._reset_prefixes()
         self.parking.forget_engine()
+
+    def _reset_prefixes(self) -> None:
+        answers = not self.facts.replay_decode
+        self.prefixes.reset(self._cache_places, self.budget.prefix_block_tokens, answers=answers)
 
     def next_to_return(self) -> Session | None:
         """Who gets the next slot, of those that left the queue and have none."""

@@ -109,6 +109,15 @@ class Scheduler:
         session = self._roster.sessions.get(key)
         return [] if session is None else [self._finish(session, reason, detail, n_tokens)]
 
+    def extend(self, key: SessionKey, digests: bytes) -> None:
+        """With its emitted tokens a session has filled more blocks: their digests, in the order of its ``Job.prefix``,
+        which they go on from. An unknown or ended one is no error.
+        """
+        session = self._roster.sessions.get(key)
+        if session is not None:
+            session.chain += digests
+            self._roster.prefixes.grown(session)
+
     def expire(self, now: float) -> list[Event]:
         """End every session whose queue timeout or deadline has passed."""
         return [self._finish(session, DoneReason.DEADLINE, bound) for session, bound in self._deadlines.due(now)]
@@ -126,7 +135,7 @@ class Scheduler:
         self._admission.forget(session)
         self._counters.end(reason)
         emitted = session.emitted if tokens is None else tokens
-        return Finished(session.key, reason, detail, emitted, session.copied)
+        return Finished(session.key, reason, detail, emitted, min(session.copied, session.job.prompt_tokens))
 
     # ---- ticks
 

@@ -26,7 +26,7 @@ class Job:
     ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
     so the queue's bounds do not turn it away again. ``recipe``: what they were computed with, where that is known.
     ``prefix`` are the digests of the prompt's whole blocks, one after the other, each over everything before it too;
-    empty where nothing may be shared.
+    empty where nothing may be shared, or the prompt is shorter than a block.
     """
 
     client: str
@@ -84,7 +84,8 @@ class Session:
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
     after an eviction since it last emitted a token. ``recipe`` is what its emitted tokens were computed with.
     ``turn_start`` is how many of its tokens were planned when its turn in a slot began. ``copied`` prompt rows were not
-    run but copied, from slot and generation ``copied_from``; ``starts_alone`` once that has missed.
+    run but copied, from slot and generation ``copied_from``; ``starts_alone`` once that has missed. ``chain`` goes on
+    where the job's ``prefix`` ends: prompt and emitted tokens together, as far as they fill blocks.
     """
 
     key: SessionKey
@@ -110,11 +111,13 @@ class Session:
     copied: int = 0
     copied_from: tuple[int, int] = (-1, -1)
     starts_alone: bool = False
+    chain: bytes = b""
     reason: DoneReason | None = None
 
     def __post_init__(self) -> None:
         self.emitted = self.tokens_planned = self.emitted_at_death = self.job.emitted
         self.recipe = self.job.recipe
+        self.chain = self.job.prefix
 
     def bind(self, recipe: str) -> None:
         """Its tokens, if it has any and nobody said otherwise, are taken for this recipe's."""

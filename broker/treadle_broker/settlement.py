@@ -122,7 +122,7 @@ class Settlement:
 
     def _prefilled(self, session: Session, planned: PlannedPrefill) -> None:
         if session.rows_done == 0:
-            self._counters.begun(session.job.prompt_tokens, planned.start)
+            self._counters.begun(session.prefill_rows, planned.start)
         session.rows_done = planned.start + planned.n
 
     def _missed(self, session: Session) -> Event:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from treadle_broker.plan import Emitted, Finished
+from treadle_broker.prefix_hash import Chain
 from treadle_broker.session import SessionKey
 from treadle_broker.text import AnswerText, Tokenizer
 from treadle_shared.admission import AdmissionDecision
@@ -32,6 +33,7 @@ class Stream:
         params: SamplingParams,
         max_tokens: int,
         text: AnswerText,
+        chain: Chain,
         now: float,
     ) -> None:
         self.key = key
@@ -50,6 +52,7 @@ class Stream:
         self._most = MAX_DELTA_TOKENS // (1 + (params.logprobs or 0))
         self._weight = 1 + 3 * (params.logprobs or 0)
         self._text = text
+        self._chain = chain
         self._parts: list[str] = []
         self._logprobs: list[Logprob] = []
         self._submitted_at = now
@@ -83,6 +86,10 @@ class Stream:
         if event.logprobs is not None:
             self._logprobs.append(Logprob(event.token, event.logprobs.chosen, event.logprobs.top))
         return stopped
+
+    def new_digests(self) -> bytes:
+        """What its chain has gained since the last call; see ``Scheduler.extend``."""
+        return self._chain.grow(self.sequence)
 
     def finish(self, event: Finished, exact: bool, now: float) -> Done:
         """The terminal message; what was held back for a stop string that did not come is text after all."""
@@ -176,8 +183,9 @@ def open_stream(
     params: SamplingParams,
     max_tokens: int,
     tokenizer: Tokenizer,
+    chain: Chain,
     now: float,
 ) -> Stream:
-    """A new session's empty log."""
+    """A new session's empty log; ``chain`` has the prompt already."""
     stops: Sequence[str] = request.stop
-    return Stream(key, secret, prompt, params, max_tokens, AnswerText(tokenizer, stops), now)
+    return Stream(key, secret, prompt, params, max_tokens, AnswerText(tokenizer, stops), chain, now)

@@ -217,14 +217,18 @@ class Submissions:
     def _open(self, connection: Connection, item: Prepared, admission: AdmissionDecision, now: float) -> Decision:
         key = SessionKey(connection.scope, item.session_id, admission.epoch)
         stream = open_stream(
-            key, item.secret, item.prompt, item.request, item.params, item.max_tokens, self._tokenizer, now
+            key, item.secret, item.prompt, item.request, item.params, item.max_tokens, self._tokenizer, item.chain, now
         )
         stream.admission = admission
         stream.recipe = (item.request.recipe if item.emitted else "") or self._scheduler.facts.recipe_fingerprint
         stream.reader = connection.address
         connection.streams[stream] = None
         self._library.add(stream)
-        if stream.resume(item.emitted):
+        stopped = stream.resume(item.emitted)
+        digests = stream.new_digests()
+        if digests:
+            self._scheduler.extend(key, digests)
+        if stopped:
             self._ended.extend(self._scheduler.stop(key, stream.emitted, DoneReason.STOP, now, "stop string"))
         return stream.decision()
 

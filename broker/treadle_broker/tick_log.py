@@ -21,6 +21,7 @@ from treadle_broker.tick_records import (
     Cut,
     Drained,
     Expired,
+    Extended,
     LookedFull,
     Opened,
     Planned,
@@ -175,6 +176,12 @@ class RecordedScheduler(Scheduler):
             digests = self._register.happened(events, details=False)
             self._log.write(Stopped(now, number, n_tokens, reason, digests))
         return events
+
+    def extend(self, key: SessionKey, digests: bytes) -> None:
+        super().extend(key, digests)
+        number = self._register.number(key)
+        if number is not None and self._log.recording:
+            self._log.write(Extended(number, digests))
 
     def expire(self, now: float) -> list[Event]:
         events = super().expire(now)

@@ -23,7 +23,7 @@ from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import TickResult
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 STRANGER: Final = -1
 """The number of a session that no recorded call submitted: a broken log must not break the node."""
 _EMITTED, _PROMOTED, _REBUILDING, _FINISHED = range(4)
@@ -115,6 +115,13 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     events: list[EventDigest]
 
 
+class Extended(msgspec.Struct, frozen=True, array_like=True, tag="extend"):
+    """``extend`` of a live session."""
+
+    session: int
+    digests: bytes
+
+
 class Expired(msgspec.Struct, frozen=True, array_like=True, tag="expire"):
     """``expire``."""
 
@@ -198,6 +205,7 @@ Call = (
     | Drained
     | Cancelled
     | Stopped
+    | Extended
     | Expired
     | Planned
     | Told

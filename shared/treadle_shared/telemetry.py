@@ -21,7 +21,7 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     memory in which their KV waits, by the engine's own count. Of ``parks_total``, ``park_drops_total`` did not keep
     their KV and computed it anew.
 
-    Of ``prefix_lookups_total`` sequences that were begun, with ``prefix_prompt_tokens_total`` prompt tokens,
+    Of ``prefix_lookups_total`` sequences that were begun, with ``prefix_prompt_tokens_total`` tokens to be prefilled,
     ``prefix_hits_total`` took their first ``prefix_hit_tokens_total`` tokens together from another sequence;
     ``prefix_hit_rate`` is hit / prompt tokens.
     """

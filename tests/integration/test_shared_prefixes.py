@@ -29,7 +29,7 @@ TEXT = "In this house we keep notes of every animal, plant and stone that we mee
 
 @pytest.fixture(scope="module", params=["reference", pytest.param("llama", marks=pytest.mark.model)])
 def engine(request: pytest.FixtureRequest) -> Iterator[BatchEngine]:
-    settings = {"engine": request.param, "max_sessions": 4, "session_tokens": 256, "cache_slots": 2, "threads": 1}
+    settings = {"engine": request.param, "max_sessions": 4, "session_tokens": 256, "cache_slots": 4, "threads": 1}
     if request.param == "llama":
         settings |= {"model": str(request.getfixturevalue("model_path")), "ubatch_tokens": 64, "numerics": "exact"}
     opened = make_engine(load_config(environ={}, flags=settings))
@@ -96,6 +96,42 @@ def test_answers_are_the_same_with_and_without_sharing(engine: BatchEngine, dept
     assert seen.kv_cached_bytes > 0
     again = answers(scheduler)
     assert {name: output.tokens for name, output in again.items()} == alone
+    empty(engine)
+
+
+def converse(scheduler: ContinuousBatchScheduler, turns: int = 3) -> tuple[list[list[int]], list[int]]:
+    """Four conversations at once, each turn's prompt all that was said before and a new question; the answers, and how
+    many tokens of each later turn's prompt were there already.
+    """
+    random = np.random.default_rng(11)
+    said = [random.integers(30, 200, 20 + number).tolist() for number in range(4)]
+    answers, cached = [], []
+    for turn in range(turns):
+        ids = [f"{number}-{turn}" for number in range(4)]
+        scheduler.submit_many(
+            [
+                GenerationRequest(session_id=name, prompt_tokens=list(said[number]), max_new_tokens=49, params=params)
+                for number, (name, params) in enumerate(zip(ids, CHOICES, strict=True))
+            ]
+        )
+        outputs = scheduler.run_to_completion()
+        for number, name in enumerate(ids):
+            answers.append(outputs[name].tokens)
+            if turn:
+                cached.append(len(said[number]) - outputs[name].cached_tokens)
+            said[number] += [*outputs[name].tokens, *random.integers(30, 200, 7).tolist()]
+    scheduler.check()
+    return answers, cached
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_conversation_goes_on_behind_its_last_answer_and_says_the_same(engine: BatchEngine, depth: int) -> None:
+    alone, _ = converse(scheduler_of(engine, 0, sessions=1))
+    assert all(len(answer) == 49 for answer in alone)
+    answers, computed = converse(scheduler_of(engine, 4, depth))
+    assert answers == alone
+    question, block, unconfirmed = 7, 16, 3
+    assert max(computed) < question + block + unconfirmed
     empty(engine)
 
 

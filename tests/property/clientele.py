@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from hash_engine import reference
 
 from treadle_broker.plan import Emitted, Event, Finished, Promoted, Rebuilding
-from treadle_broker.prefix_hash import PrefixHasher
+from treadle_broker.prefix_hash import Chain, PrefixHasher
 from treadle_broker.scheduler import Scheduler
 from treadle_broker.session import Job, SessionKey
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
@@ -20,7 +20,7 @@ from treadle_shared.outcome import DoneReason
 from treadle_shared.sampling import SamplingParams
 
 BLOCK = 2  # tokens of a block in these worlds: their prompts are short
-_HASHER = PrefixHasher("node", BLOCK)
+_HASHERS = {shared: PrefixHasher("node" if shared else "off", BLOCK) for shared in (True, False)}
 
 POISON_LOSSES = 3  # two for the strikes, the second of which may be the first alone, and one more alone
 
@@ -28,13 +28,20 @@ POISON_LOSSES = 3  # two for the strikes, the second of which may be the first a
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One submission: lengths for the scheduler, tokens for the engine. ``held`` tokens of the answer came from an
-    earlier broker: the job's ``emitted``.
+    earlier broker: the job's ``emitted``. ``shared``: others may start from it, and it from others.
+    ``asked``: the prompt is another's, which had so many tokens, with the answer to it, and more.
     """
 
     job: Job
     prompt: list[int]
     params: SamplingParams
     held: tuple[int, ...] = ()
+    shared: bool = True
+    asked: int = 0
+
+    def chain(self) -> Chain:
+        """A chain with nothing in it yet."""
+        return _HASHERS[self.shared].chain(self.job.client, "")
 
 
 @dataclass(slots=True)
@@ -46,6 +53,7 @@ class Client:
 
     wish: Wish
     sequence: array[int]
+    chain: Chain
     promoted: bool = False
     ended: Finished | None = None
     facts: EngineFacts | None = None
@@ -70,7 +78,7 @@ class Client:
 
 def prefix_of(client: str, prompt: list[int], shared: bool = True) -> bytes:
     """What the scheduler is told of a prompt."""
-    return _HASHER.chain(client, "", array("i", prompt)) if shared else b""
+    return _HASHERS[shared].chain(client, "").grow(array("i", prompt))
 
 
 def resuming(wish: Wish, share: float, facts: EngineFacts) -> Wish:
@@ -78,7 +86,15 @@ def resuming(wish: Wish, share: float, facts: EngineFacts) -> Wish:
     job = wish.job
     answer, _ = reference(wish.prompt, wish.params, job.max_new_tokens, facts)
     held = tuple(answer[: min(int(share * len(answer)), job.max_new_tokens - 1)])
-    return Wish(replace(job, emitted=len(held), resumed=True), wish.prompt, wish.params, held)
+    return replace(wish, job=replace(job, emitted=len(held), resumed=True), held=held)
+
+
+def following(wish: Wish, before: Client, most: int) -> Wish:
+    """The next turn of a conversation: what was said before, and then the wish's own prompt; at most so many tokens."""
+    prompt = [*before.sequence, *wish.prompt][:most]
+    prefix = prefix_of(before.job.client, prompt, wish.shared)
+    job = replace(wish.job, client=before.job.client, prompt_tokens=len(prompt), prefix=prefix)
+    return replace(wish, job=job, prompt=prompt, asked=before.job.prompt_tokens)
 
 
 class Clientele:
@@ -138,9 +154,11 @@ class Clientele:
         assert key == self._scheduler.find(wish.job.client, wish.job.session_id)
         assert decision.epoch > self._epochs.get(key[:2], -1), "an epoch was used again"
         self._epochs[key[:2]] = decision.epoch
-        client = Client(wish, array("i", [*wish.prompt, *wish.held]))
+        chain = wish.chain()
+        assert chain.grow(array("i", wish.prompt)) == wish.job.prefix
+        client = self.sessions[key] = Client(wish, array("i", [*wish.prompt, *wish.held]), chain)
         client.facts = self.facts if wish.held else None
-        self.sessions[key] = client
+        self._extend(key, client)
 
     def _refuse(self, decision: AdmissionDecision) -> None:
         self._refused[decision.reason.value] += 1
@@ -251,6 +269,12 @@ class Clientele:
         assert event.token == expected[event.index], "not the token of an undisturbed run"
         client.sequence.append(event.token)
         client.losses = 0
+        self._extend(event.key, client)
+
+    def _extend(self, key: SessionKey, client: Client) -> None:
+        digests = client.chain.grow(client.sequence)
+        if digests:
+            self._scheduler.extend(key, digests)
 
     def _reference(self, client: Client) -> tuple[list[int], bool]:
         return reference(client.wish.prompt, client.params, client.job.max_new_tokens, client.facts or self.facts)

@@ -50,6 +50,7 @@ class World:
         self.faults = 0
         self.ticks_run = 0
         self.copied_rows = 0
+        self.copied_answers = 0
         self.worker_up = False
         self.worker_known = False
         self.late: list[TickResult] = []
@@ -170,7 +171,9 @@ class World:
         self._check_copies(plan)
 
     def _check_copies(self, plan: Plan) -> None:
-        """Only beginnings of the same prompt are copied, by whole blocks, and enough of the prompt is left to run."""
+        """Beginnings are copied by whole blocks, and enough is left to run; where emitted tokens have rows of their own
+        kind, those of prompts alone.
+        """
         block, places = self.budget.prefix_block_tokens, self._places
         assert len({row.slot for row in plan.keep}) == len(plan.keep) <= self.cache_slots
         assert all(places <= row.slot < places + self.cache_slots for row in plan.keep)
@@ -181,9 +184,11 @@ class World:
         for row in plan.copy:
             assert row.key is not None
             client = self.clients.sessions[row.key]
-            assert row.rows <= len(client.job.prefix) // DIGEST_BYTES * block
+            assert client.wish.shared
+            assert row.rows <= len(client.job.prefix) // DIGEST_BYTES * block or not self.facts.replay_decode
             assert row.rows + self.facts.min_prefill_rows <= len(client.sequence)
-        self.copied_rows += sum(row.rows for row in plan.copy)
+            self.copied_rows += row.rows
+            self.copied_answers += 0 < client.wish.asked < row.rows
 
     @property
     def cache_slots(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from clientele import BLOCK, Wish, prefix_of, resuming
+from clientele import BLOCK, Wish, following, prefix_of, resuming
 from hash_engine import N_VOCAB
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -77,6 +77,7 @@ wishes = st.fixed_dictionaries(
         "seed": st.integers(0, 3),
         "penalty": st.sampled_from([1.0, 1.0, 1.3]),
         "ignore_eos": st.booleans(),
+        "follows": st.none() | st.integers(0, 1 << 16),
     }
 )
 choices = st.integers(0, 1 << 16)
@@ -118,14 +119,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @step(wish=wishes, share=st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     def resume(self, wish: dict, share: float) -> None:
-        self.world.submit([resuming(_wish(wish, self.world.now), share, self.world.facts)])
+        self.world.submit([resuming(self._wish(wish), share, self.world.facts)])
 
     @step(group=st.lists(wishes, min_size=2, max_size=4))
     def submit_group(self, group: list[dict]) -> None:
         self._submit(group)
 
     def _submit(self, group: list[dict]) -> None:
-        self.world.submit([_wish(wish, self.world.now) for wish in group])
+        self.world.submit([self._wish(wish) for wish in group])
 
     @precondition(lambda self: self.world.clients.sessions)
     @step(choice=choices)
@@ -240,6 +241,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world") and self.sound:
             self.world.finish()
+
+    def _wish(self, fields: dict) -> Wish:
+        wish, follows = _wish(fields, self.world.now), fields["follows"]
+        if follows is None or not self.world.clients.sessions:
+            return wish
+        before = self.world.clients.sessions[self._key(follows)]
+        return following(wish, before, self.world.facts.context_tokens)
 
     def _key(self, choice: int) -> SessionKey:
         keys = list(self.world.clients.sessions)

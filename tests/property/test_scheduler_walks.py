@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from clientele import BLOCK, Wish, prefix_of, resuming
+from clientele import BLOCK, Wish, following, prefix_of, resuming
 from hash_engine import N_VOCAB
 from scheduler_world import World
 
@@ -198,7 +198,7 @@ class Walk:
         ]
         alike = draw.choice([0, 4, len(prompt) - 1, draw.randint(2, 13)])
         prompt[:alike] = range(min(alike, len(prompt)))
-        client = draw.choice("abc")
+        client, shared = draw.choice("abc"), draw.random() < 0.9
         job = Job(
             client=client,
             session_id=f"s{draw.randrange(6)}",
@@ -207,7 +207,7 @@ class Walk:
             priority=draw.choice([0, 0, 0, 5, -1]),
             queue_deadline=draw.choice([None, None, now + 2 * draw.random()]),
             deadline=draw.choice([None, None, now + 3 * draw.random()]),
-            prefix=prefix_of(client, prompt, shared=draw.random() < 0.9),
+            prefix=prefix_of(client, prompt, shared),
         )
         params = SamplingParams(
             seed=draw.randrange(4),
@@ -215,14 +215,18 @@ class Walk:
             repeat_penalty=draw.choice([1.0, 1.3]),
             penalty_last_n=3,
         )
-        return Wish(job, prompt, params)
+        wish = Wish(job, prompt, params, shared=shared)
+        before = list(self.world.clients.sessions.values())[-4:]
+        if not before or draw.random() < 0.5:
+            return wish
+        return following(wish, draw.choice(before), self.world.facts.context_tokens)
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["reserve", "optimistic"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("first", [0, 1000, 2000])
 def test_no_walk_breaks_a_promise_or_leaves_the_node_busy(first: int, depth: int, turns: bool) -> None:
-    parks = drops = 0
+    parks = drops = answers = 0
     for seed in range(first, first + _WALKS):
         walk = Walk(seed, depth, turns=turns)
         try:
@@ -231,5 +235,6 @@ def test_no_walk_breaks_a_promise_or_leaves_the_node_busy(first: int, depth: int
             error.add_note(f"Walk({seed}, depth={depth}, turns={turns})")
             raise
         seen = walk.world.scheduler.telemetry(walk.world.now)
+        answers += walk.world.copied_answers
         parks, drops = parks + seen.parks_total, drops + seen.park_drops_total
-    assert (parks > drops > 0) if turns else parks == 0
+    assert (parks > drops > 0 and answers > 0) if turns else parks == 0

@@ -7,7 +7,7 @@ from array import array
 import pytest
 from hand_worker import KV_BYTES, answer, budget, facts, failure, finish, job, key, node, planned, prefilling, tick
 
-from treadle_broker import Finished, Job, Rebuilding, Scheduler
+from treadle_broker import Emitted, Finished, Job, Rebuilding, Scheduler
 from treadle_broker.plan import PlannedCopy
 from treadle_broker.prefix_hash import PrefixHasher
 from treadle_shared.budget import NodeBudget
@@ -24,10 +24,15 @@ def sharing(depth: int = 1, cache_slots: int = 2, engine: EngineFacts = ENGINE, 
     return node(depth, engine, cache_slots=cache_slots, prefix_block_tokens=BLOCK, **changes)
 
 
+def chain_of(hasher: PrefixHasher, client: str, salt: str, tokens: array[int]) -> bytes:
+    """The digests of a whole sequence."""
+    return hasher.chain(client, salt).grow(tokens)
+
+
 def asking(name: str, common: int, own: int, new: int = 3, salt: str = "") -> Job:
     """A prompt of so many tokens like everybody's, then so many of its own."""
     tokens = array("i", [*range(common), *(1000 * sum(name.encode()) + place for place in range(own))])
-    return job(name, len(tokens), new, prefix=HASHER.chain("ann", salt, tokens))
+    return job(name, len(tokens), new, prefix=chain_of(HASHER, "ann", salt, tokens))
 
 
 def copies(plan: object) -> list[tuple[int, int, int]]:
@@ -134,11 +139,87 @@ def test_of_two_alike_that_leave_together_the_longer_is_kept() -> None:
     assert kept(planned(scheduler)) == [(1, 4, 24)]
 
 
-def test_of_many_that_leave_together_the_longest_two_are_kept() -> None:
+def test_of_many_that_leave_together_the_longest_four_are_kept_while_somebody_waits_for_a_token() -> None:
+    scheduler = sharing(cache_slots=8, max_active=8, engine=facts(can_copy=True, max_sequences=16))
+    scheduler.submit([asking("z", 0, 3, new=9)], 0.0)
+    tick(scheduler)
+    scheduler.submit([asking(name, 0, 8 + 4 * place, new=1) for place, name in enumerate("abcdef")], 0.0)
+    tick(scheduler)
+    assert kept(planned(scheduler)) == [(6, 8, 28), (5, 9, 24), (4, 10, 20), (3, 11, 16)]
+
+
+def test_all_that_leave_together_are_kept_where_nobody_waits_for_a_token() -> None:
     scheduler = sharing(cache_slots=4)
     scheduler.submit([asking(name, 0, 8 + 4 * place, new=1) for place, name in enumerate("abcd")], 0.0)
     tick(scheduler)
-    assert kept(planned(scheduler)) == [(3, 4, 20), (2, 5, 16)]
+    assert kept(planned(scheduler)) == [(3, 4, 20), (2, 5, 16), (1, 6, 12), (0, 7, 8)]
+
+
+# ---- answers
+
+
+def answered(scheduler: Scheduler, first: Job, *, end: bool = True) -> array[int]:
+    """A session of four prompt tokens that says 7 until it ends, or until twelve tokens of it are confirmed; all it
+    holds.
+    """
+    sequence = array("i", range(4))
+    chain = HASHER.chain("ann", "")
+    assert chain.grow(sequence) == first.prefix
+    scheduler.submit([first], 0.0)
+    while (end or len(sequence) < 16) and (plan := scheduler.plan(0.0)) is not None:
+        for event in scheduler.complete(answer(plan), 0.0):
+            if isinstance(event, Emitted):
+                sequence.append(event.token)
+                scheduler.extend(event.key, chain.grow(sequence))
+    scheduler.check()
+    return sequence
+
+
+def next_turn(name: str, said: array[int]) -> Job:
+    """A prompt of all that was said, and three tokens more."""
+    tokens = said + array("i", [50, 51, 52])
+    return job(name, len(tokens), 3, prefix=chain_of(HASHER, "ann", "", tokens))
+
+
+def test_the_next_turn_of_a_conversation_starts_behind_the_last_answer() -> None:
+    scheduler = sharing()
+    said = answered(scheduler, asking("a", 4, 0, new=9))
+    assert len(said) == 13
+    scheduler.submit([next_turn("b", said)], 0.0)
+    plan = planned(scheduler)
+    assert copies(plan) == [(4, 0, 12)]
+    assert prefilling(plan) == {"b": 4}
+
+
+def test_the_last_token_of_an_answer_is_not_there() -> None:
+    scheduler = sharing()
+    said = answered(scheduler, asking("a", 4, 0, new=8))
+    assert len(said) == 12
+    scheduler.submit([next_turn("b", said)], 0.0)
+    assert copies(planned(scheduler)) == [(4, 0, 8)]
+
+
+def test_rows_of_emitted_tokens_do_not_count_where_they_differ_from_prefilled_ones() -> None:
+    scheduler = sharing(engine=facts(can_copy=True, max_sequences=8, replay_decode=True))
+    said = answered(scheduler, asking("a", 4, 0, new=9))
+    scheduler.submit([next_turn("b", said)], 0.0)
+    plan = planned(scheduler)
+    assert (copies(plan), prefilling(plan)) == ([(4, 0, 4)], {"b": 12})
+
+
+def test_an_answer_that_still_comes_can_be_started_from_as_far_as_it_is_confirmed() -> None:
+    scheduler = sharing()
+    said = answered(scheduler, asking("a", 4, 0, new=40), end=False)
+    sent = planned(scheduler)  # the row of the sixteenth token is planned, and not confirmed
+    scheduler.complete(answer(sent), 0.0)
+    scheduler.submit([next_turn("b", said)], 0.0)
+    assert copies(planned(scheduler)) == [(0, 1, 16)]
+    other = sharing()
+    said = answered(other, asking("a", 4, 0, new=40), end=False)
+    other.submit([next_turn("b", said)], 0.0)
+    plan = planned(other)
+    assert [row.key for row in plan.decode] == [key("a")]
+    assert copies(plan) == [(0, 1, 12)]
 
 
 # ---- within the budget
@@ -277,17 +358,17 @@ def test_another_salt_or_another_client_shares_nothing() -> None:
 def test_clients_are_kept_apart_where_they_are_to_be(sharing_rule: str, same: bool) -> None:
     hasher = PrefixHasher(sharing_rule, BLOCK)  # type: ignore[arg-type]
     tokens = array("i", range(9))
-    assert (hasher.chain("ann", "", tokens) == hasher.chain("bob", "", tokens)) is same
-    assert hasher.chain("ann", "x", tokens) != hasher.chain("ann", "", tokens)
-    assert hasher.chain("ann", "", tokens) == hasher.chain("ann", "", array("i", range(8)))
-    assert PrefixHasher("off", BLOCK).chain("ann", "", tokens) == b""
+    assert (chain_of(hasher, "ann", "", tokens) == chain_of(hasher, "bob", "", tokens)) is same
+    assert chain_of(hasher, "ann", "x", tokens) != chain_of(hasher, "ann", "", tokens)
+    assert chain_of(hasher, "ann", "", tokens) == chain_of(hasher, "ann", "", array("i", range(8)))
+    assert chain_of(PrefixHasher("off", BLOCK), "ann", "", tokens) == b""
 
 
 def test_a_digest_covers_everything_before_it_and_another_start_has_other_ones() -> None:
-    one, other = (HASHER.chain("ann", "", array("i", [first, *range(1, 8)])) for first in (0, 9))
+    one, other = (chain_of(HASHER, "ann", "", array("i", [first, *range(1, 8)])) for first in (0, 9))
     assert len(one) == len(other) == 2 * 16
     assert one[16:] != other[16:]
-    assert PrefixHasher("node", BLOCK).chain("ann", "", array("i", range(8))) != one
+    assert chain_of(PrefixHasher("node", BLOCK), "ann", "", array("i", range(8))) != one
 
 
 # ---- failures
