@@ -87,7 +87,7 @@ class ContinuousBatchScheduler:
         self._clock = clock
         self._runner = TickRunner(engine)
         self._facts = facts
-        self._scheduler = Scheduler(budget, facts, depth=depth, recover_misses=recover_misses)
+        self._scheduler = Scheduler(budget, facts, depth=depth, recover_misses=recover_misses, eager=True)
         self._scheduler.worker_ready(facts, clock())
         self._hasher = PrefixHasher("node" if budget.cache_slots else "off", budget.prefix_block_tokens)
         self._random = random.Random(seed)  # noqa: S311  (seeds of samplers, not secrets)

@@ -57,6 +57,10 @@ class PrefillPace:
         if tokens > 0 and (tokens >= LEAST_CHUNK or seconds / tokens < (self._token_s or 0.0)):
             self._token_s = _smoothed(self._token_s, seconds / tokens)
 
+    def expected(self, tokens: int) -> float:
+        """Seconds that so many prompt tokens take; 0 before anything is known."""
+        return tokens * (self._token_s or 0.0)
+
     def within(self, cap: int, seconds: float) -> int:
         """Prompt tokens, at most ``cap``, that run in ``seconds``; ``cap`` before anything is known."""
         if not self._token_s:

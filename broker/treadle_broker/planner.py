@@ -117,7 +117,7 @@ class Planner:
 
 _BURSTS_ALONE = 4
 _MOST_ALONE = 1 << 14  # tokens: 64 KiB in a frame
-_LONGEST_PREFILL_S = 2.0
+_LONGEST_PREFILL_S = 3.0
 """By measurement. Whoever comes meanwhile waits for it, and a tick must stay far below ``tick_timeout_s`` where a model
 computes a prompt at ten tokens a second."""
 

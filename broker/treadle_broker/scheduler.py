@@ -23,6 +23,7 @@ from treadle_broker.roster import Roster
 from treadle_broker.session import Job, Session, SessionKey, State
 from treadle_broker.settlement import Settlement
 from treadle_broker.telemetry import snapshot
+from treadle_broker.timing import Timing
 from treadle_shared.admission import AdmissionDecision
 from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
@@ -35,10 +36,19 @@ class Scheduler:
     """One node's sessions and what runs next.
 
     ``depth`` is how many ticks may be in flight (1: lockstep). ``recover_misses``: a session whose KV was evicted
-    is rebuilt; otherwise it ends with ``CACHE_MISS``. Nothing is planned before ``worker_ready``.
+    is rebuilt; otherwise it ends with ``CACHE_MISS``. ``eager`` plans whatever is due at once, never putting it off.
+    Nothing is planned before ``worker_ready``.
     """
 
-    def __init__(self, budget: NodeBudget, facts: EngineFacts, *, depth: int = 2, recover_misses: bool = True) -> None:
+    def __init__(
+        self,
+        budget: NodeBudget,
+        facts: EngineFacts,
+        *,
+        depth: int = 2,
+        recover_misses: bool = True,
+        eager: bool = False,
+    ) -> None:
         self._roster = Roster(budget, facts)
         self._counters = Counters()
         self._retry = RetryEstimator()
@@ -51,12 +61,15 @@ class Scheduler:
         self._settlement = Settlement(
             self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses
         )
+        self._timing = Timing(self._roster, self._pace, self._inflight)
+        self._eager = eager
         self._deadlines = Deadlines()
         self._promoted: list[Event] = []
         self._ready = False
         self._resync = False
         self._next_tick = 0
         self._last_result_at = 0.0
+        self._next_plan: float | None = None
         self._kv_drift = 0
 
     # ---- submissions and ends
@@ -140,8 +153,13 @@ class Scheduler:
     # ---- ticks
 
     def plan(self, now: float) -> Plan | None:
-        """The next tick, or None: the engine is not ready, enough ticks are in flight, or nothing is due."""
+        """The next tick, or None: the engine is not ready, enough ticks are in flight, nothing is due, or it is better
+        planned later (``next_plan``).
+        """
+        self._next_plan = None
         if not self._ready or self._inflight.full:
+            return None
+        if self._put_off(self._timing.plan_at(self._last_result_at), now):
             return None
         self._roster.turns.make_room()
         while (session := self._roster.next_to_promote()) is not None:
@@ -151,10 +169,21 @@ class Scheduler:
         moves = self._roster.take_moves()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
-        prefill = [] if crowded else self._planner.prefills(len(decode))
+        later = crowded or self._put_off(self._timing.prefill_at(), now)
+        prefill = [] if later else self._planner.prefills(len(decode))
         if not (moves.any or decode or prefill):
             return None
         return self._send(moves, decode, prefill, now)
+
+    def _put_off(self, until: float | None, now: float) -> bool:
+        if self._eager or until is None or now >= until:
+            return False
+        self._next_plan = until
+        return True
+
+    def next_plan(self) -> float | None:
+        """When ``plan``, which has just put it off, is to be called again, unless something happens before."""
+        return self._next_plan
 
     def take_promoted(self) -> list[Event]:
         """Promotions by ``submit`` and ``plan`` since the last call, of sessions that are still live; and the ends

@@ -171,9 +171,9 @@ class Broker:
 
     def _wait_ms(self, now: float) -> int:
         wait = _BLOCKED_WAIT_S if self._connections.blocked() else _IDLE_WAIT_S
-        deadline = self._scheduler.next_deadline()
-        if deadline is not None:
-            wait = min(wait, max(0.0, deadline - now))
+        for due in (self._scheduler.next_deadline(), self._scheduler.next_plan()):
+            if due is not None:
+                wait = min(wait, max(0.0, due - now))
         return int(wait * 1000) + 1
 
     def _attend(self, now: float) -> None:

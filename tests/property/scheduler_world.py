@@ -21,6 +21,7 @@ from treadle_shared.outcome import DoneReason
 from treadle_shared.runner import TickRunner
 from treadle_shared.ticks import Tick, TickResult
 
+_LONGEST_WAIT_S = 1.0  # the longest tick of these worlds is not longer
 _MAX_LATE = 8  # results of lost workers that are kept to arrive late
 
 
@@ -206,11 +207,17 @@ class World:
             if roster.turns.has_room(session)
         ]
         assert not left_out or len(plan.decode) == self.budget.max_batch_size
-        assert not prefilling or plan.prefill
+        assert not prefilling or plan.prefill or self._put_off()
         for session in self._seated():
             client = self.clients.sessions[session.key]
             client.waited = client.waited + 1 if session in left_out else 0
             assert client.waited <= -(-self.budget.max_active // self.budget.max_batch_size), "a session starves"
+
+    def _put_off(self) -> bool:
+        """Whether the scheduler says when it will go on; that is soon."""
+        again = self.scheduler.next_plan()
+        assert again is None or self.now < again < self.now + _LONGEST_WAIT_S
+        return again is not None
 
     def _check_turns(self, plan: Plan) -> None:
         """Nobody who left the queue waits for more than everybody else's turn, one after the other."""
@@ -289,6 +296,10 @@ class World:
         moved = False
         while self.plan():
             moved = True
+        again = self.scheduler.next_plan()
+        if again is not None and not (moved or self._unanswered):
+            self.advance(again - self.now)
+            moved = self.plan()
         while self.work():
             moved = True
             if self._running is None or _closes_tick(self._to_broker):

@@ -93,7 +93,7 @@ def test_a_log_of_every_kind_of_call_is_replayed_without_a_difference(path: Path
 
 def test_every_public_method_is_recorded_or_changes_nothing() -> None:
     looks = {
-        "find", "next_deadline", "positions", "sessions", "telemetry", "check", "marks", "remember",
+        "find", "next_deadline", "next_plan", "positions", "sessions", "telemetry", "check", "marks", "remember",
         "ready", "idle", "at_rest", "facts", "kv_drift_rows", "kv_rows_peak", "cache_misses", "stale_results",
         "overtaken", "awaits_answer",
     }  # fmt: skip
