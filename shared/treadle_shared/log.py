@@ -12,7 +12,9 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def set_up_logging(process: str, level: str = "info", style: Literal["auto", "json", "console"] = "auto") -> None:
-    """Configure structlog for this process; every event carries ``process``. Lines go to standard error."""
+    """Configure structlog for this process; every event carries ``process``. Lines go to standard error, each in one
+    write: a node's processes share it.
+    """
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
@@ -26,7 +28,7 @@ def set_up_logging(process: str, level: str = "info", style: Literal["auto", "js
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

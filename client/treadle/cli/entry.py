@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except TreadleError as error:
-        print(f"treadle: {one_line(error)}", file=sys.stderr)
+        sys.stderr.write(f"treadle: {one_line(error)}\n")
         return exits.exit_code(error)
 
 

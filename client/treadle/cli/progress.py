@@ -54,7 +54,8 @@ class Progress:
             self._shown = text
 
     def _print(self, text: str) -> None:
-        print(f"treadle: {text}", file=self._stream, flush=True)
+        self._stream.write(f"treadle: {text}\n")  # in one write: the node's processes log to the same place
+        self._stream.flush()
 
 
 def phase_of(facts: dict[str, Any] | None) -> tuple[str, float]:
