@@ -24,7 +24,7 @@ LOAD_S: Final = 30.0
 OVERLOAD_S: Final = 20.0
 PATIENCE_S: Final = 15.0  # a request that has not ended by then is not a good one: the longest answer takes half of it
 SESSIONS: Final = 16
-QUEUE_DEPTH: Final = 4  # who waits longer than two seconds might as well be refused: four leave within that time
+QUEUE_DEPTH: Final = 2  # who waits two seconds for a first token might as well be refused: two leave in half that time
 OPTIONS: Final[Mapping[str, Any]] = {"target_itl_ms": 200}  # below the 250 that make a request good
 
 

@@ -50,6 +50,11 @@ class Planner:
         budget, min_rows = self._prefill_budget(len(waiting), decoding), roster.facts.min_prefill_rows
         return [self._prefill(chunk) for chunk in pick_prefills(waiting, budget, min_rows, self._find)]
 
+    def rows_to_run(self, session: Session) -> int:
+        """What is left of a session's prompt, but for what can be copied."""
+        found = self._find(session)
+        return session.prefill_left - (found.rows if found else 0)
+
     def _find(self, session: Session) -> Found | None:
         roster = self._roster
         if session.rows_planned or session.starts_alone:

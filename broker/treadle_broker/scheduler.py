@@ -61,7 +61,7 @@ class Scheduler:
         self._settlement = Settlement(
             self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses
         )
-        self._timing = Timing(self._roster, self._pace, self._inflight)
+        self._timing = Timing(self._roster, self._planner, self._pace, self._inflight)
         self._eager = eager
         self._deadlines = Deadlines()
         self._promoted: list[Event] = []
@@ -159,21 +159,27 @@ class Scheduler:
         self._next_plan = None
         if not self._ready or self._inflight.full:
             return None
-        if self._put_off(self._timing.plan_at(self._last_result_at), now):
+        later = self._put_off(self._timing.plan_at(self._last_result_at), now)
+        if not later:
+            self._roster.turns.make_room()
+        self._promote(now)
+        if later:
             return None
-        self._roster.turns.make_room()
-        while (session := self._roster.next_to_promote()) is not None:
-            self._roster.promote(session, now)
-            self._promoted.append(Promoted(session.key, now - session.submitted_at))
         self._roster.turns.swap()
         moves = self._roster.take_moves()
         crowded = self._roster.suspects.crowded(self._inflight.running())
         decode = [] if crowded else self._planner.decodes()
-        later = crowded or self._put_off(self._timing.prefill_at(), now)
-        prefill = [] if later else self._planner.prefills(len(decode))
+        waits = crowded or (not self._admission.draining and self._put_off(self._timing.prefill_at(), now))
+        prefill = [] if waits else self._planner.prefills(len(decode))
         if not (moves.any or decode or prefill):
             return None
         return self._send(moves, decode, prefill, now)
+
+    def _promote(self, now: float) -> None:
+        """Whoever fits leaves the queue, also while a tick is put off."""
+        while (session := self._roster.next_to_promote()) is not None:
+            self._roster.promote(session, now)
+            self._promoted.append(Promoted(session.key, now - session.submitted_at))
 
     def _put_off(self, until: float | None, now: float) -> bool:
         if self._eager or until is None or now >= until:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import msgspec
 import pytest
-from hand_worker import answer, budget, facts, job, part_of, planned, prefilling
+from hand_worker import answer, budget, facts, job, key, part_of, planned, prefilling
 
 from treadle_broker import Plan, Scheduler
+from treadle_broker.prefix_hash import PrefixHasher
 from treadle_shared.engine import EngineFacts
 from treadle_shared.ticks import Timings
 
 ENGINE = facts(prefill_tokens_per_s=100.0, decode_tick_s=0.01)  # a prompt of 100 tokens takes a second
 
 
-def sharing_a_node(engine: EngineFacts = ENGINE, *, eager: bool = False) -> Scheduler:
-    """Four slots, two ticks in flight, as many prompt tokens a tick as there are."""
-    limits = budget(max_prefill_tokens_per_tick=1000, burst_prefill_tokens_per_tick=1000)
+def sharing_a_node(engine: EngineFacts = ENGINE, *, eager: bool = False, **changes: Any) -> Scheduler:
+    """Four slots, two ticks in flight, as many prompt tokens a tick as there are; but for ``changes`` of the budget."""
+    settings = {"max_prefill_tokens_per_tick": 1000, "burst_prefill_tokens_per_tick": 1000}
+    limits = budget(**{**settings, **changes})
     scheduler = Scheduler(limits, engine, depth=2, eager=eager)
     scheduler.worker_ready(engine, 0.0)
     return scheduler
@@ -51,6 +56,52 @@ def test_nobody_is_waited_for_where_no_slot_is_left() -> None:
     scheduler = sharing_a_node()
     scheduler.submit([job(name, prompt=50) for name in "abcd"], 0.0)
     assert len(planned(scheduler).prefill) == 4
+
+
+def test_nobody_is_waited_for_where_no_kv_is_left_for_another() -> None:
+    scheduler = sharing_a_node(kv_tokens=250)
+    scheduler.submit([job(name, prompt=100) for name in "ab"], 0.0)
+    assert len(planned(scheduler).prefill) == 2
+
+
+def test_nobody_is_waited_for_while_draining() -> None:
+    scheduler = sharing_a_node()
+    scheduler.submit([job("a", prompt=100)], 0.0)
+    scheduler.drain()
+    planned(scheduler)
+
+
+def test_nobody_waits_while_a_prompt_is_under_way() -> None:
+    scheduler = sharing_a_node(max_prefill_tokens_per_tick=100, burst_prefill_tokens_per_tick=0)
+    scheduler.submit([job("a", prompt=300)], 0.0)
+    ran(scheduler, planned(scheduler, 1.0), 2.0)
+    scheduler.submit([job("b", prompt=100), job("c", prompt=100)], 2.0)
+    assert prefilling(planned(scheduler, 2.0)) == {"a": 100}
+
+
+def test_what_can_be_copied_is_not_waited_for() -> None:
+    engine = facts(prefill_tokens_per_s=100.0, decode_tick_s=0.01, can_copy=True)
+    scheduler = sharing_a_node(engine, cache_slots=2, prefix_block_tokens=4)
+    tokens = array("i", range(102))
+    like = {"prompt": 102, "new": 2, "prefix": PrefixHasher("node", 4).chain("ann", "").grow(tokens)}
+    scheduler.submit([job("a", **like)], 0.0)
+    ran(scheduler, planned(scheduler, 1.0), 2.0)
+    for now in (2.1, 2.2):  # its last token, and what it leaves is kept
+        ran(scheduler, planned(scheduler, now), now)
+    scheduler.submit([job("b", **like)], 3.0)
+    assert scheduler.plan(3.0) is None
+    assert scheduler.next_plan() == pytest.approx(3.0002)  # of two rows
+
+
+def test_the_queue_moves_up_while_a_tick_is_put_off() -> None:
+    scheduler = sharing_a_node(max_active=2)
+    scheduler.submit([job("a", prompt=200), job("b", prompt=50), job("c", prompt=50)], 0.0)
+    planned(scheduler)
+    assert scheduler.telemetry(0.0).queue_depth == 1
+    scheduler.cancel(key("b"), 0.5)
+    assert scheduler.plan(0.5) is None
+    assert scheduler.next_plan() is not None
+    assert scheduler.telemetry(0.5).queue_depth == 0
 
 
 def test_nobody_is_waited_for_while_nothing_is_known_of_the_engine() -> None:
