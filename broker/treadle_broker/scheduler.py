@@ -148,7 +148,7 @@ class Scheduler:
         self._admission.forget(session)
         self._counters.end(reason)
         emitted = session.emitted if tokens is None else tokens
-        return Finished(session.key, reason, detail, emitted, min(session.copied, session.job.prompt_tokens))
+        return Finished(session.key, reason, detail, emitted, min(session.cached or 0, session.job.prompt_tokens))
 
     # ---- ticks
 

@@ -84,8 +84,9 @@ class Session:
     ``prefill_rows`` how many rows of its sequence are prefilled rather than decoded. ``misses`` counts rebuilds
     after an eviction since it last emitted a token. ``recipe`` is what its emitted tokens were computed with.
     ``turn_start`` is how many of its tokens were planned when its turn in a slot began. ``copied`` prompt rows were not
-    run but copied, from slot and generation ``copied_from``; ``starts_alone`` once that has missed. ``chain`` goes on
-    where the job's ``prefix`` ends: prompt and emitted tokens together, as far as they fill blocks.
+    run but copied, from slot and generation ``copied_from``; ``starts_alone`` once that has missed. ``cached``
+    are those of the first time it began; later ones may be its own. ``chain`` goes on where the job's ``prefix`` ends:
+    prompt and emitted tokens together, as far as they fill blocks.
     """
 
     key: SessionKey
@@ -111,6 +112,7 @@ class Session:
     copied: int = 0
     copied_from: tuple[int, int] = (-1, -1)
     starts_alone: bool = False
+    cached: int | None = None
     chain: bytes = b""
     reason: DoneReason | None = None
 

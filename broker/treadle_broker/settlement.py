@@ -123,6 +123,7 @@ class Settlement:
     def _prefilled(self, session: Session, planned: PlannedPrefill) -> None:
         if session.rows_done == 0:
             self._counters.begun(session.prefill_rows, planned.start)
+            session.cached = planned.start if session.cached is None else session.cached
         session.rows_done = planned.start + planned.n
 
     def _missed(self, session: Session) -> Event:

@@ -222,6 +222,19 @@ def test_an_answer_that_still_comes_can_be_started_from_as_far_as_it_is_confirme
     assert copies(plan) == [(0, 1, 12)]
 
 
+def test_what_a_session_finds_of_its_own_is_not_told_as_taken_from_another() -> None:
+    turns = {"max_active": 2, "slots": 1, "kv_policy": "optimistic", "slice_tokens": 4, "park_bytes": 0}
+    scheduler = sharing(cache_slots=3, **turns)  # type: ignore[arg-type]
+    scheduler.submit([asking("a", 0, 12, new=12), asking("b", 0, 12, new=12)], 0.0)
+    copied = 0
+    ends: list[Finished] = []
+    while (plan := scheduler.plan(0.0)) is not None:
+        copied += len(plan.copy)
+        ends += [event for event in scheduler.complete(answer(plan), 0.0) if isinstance(event, Finished)]
+    assert copied >= 2  # each has come back from having been dropped
+    assert [end.cached for end in ends] == [0, 0]
+
+
 # ---- within the budget
 
 
