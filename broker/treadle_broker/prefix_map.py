@@ -296,6 +296,7 @@ class PrefixMap:
             holder = self._kept[slot] = Holder(slot, gen, chain)
             self.rows += holder.blocks * self._block
             self._slots.overwrite(slot, holder.blocks * self._block)
+        for holder in sorted(self._kept.values(), key=lambda one: one.gen):  # as they were kept, which the index shows
             self._enter(holder)
 
     def check(self) -> None:

@@ -99,6 +99,7 @@ class HashEngine:
         self.fail_restore = False
         self.parked: dict[tuple[int | str, int], _Sequence] = {}
         self.missing: set[tuple[int | str, int]] = set()  # evicted and not yet released
+        self.busy_s = 0.0  # what its work would have taken, by its facts
         self._poison = poison
         self._sequences: dict[tuple[int | str, int], _Sequence] = {}
 
@@ -132,6 +133,7 @@ class HashEngine:
                 self._sequences[item.session, item.epoch] = opened
         for item in items:
             self._taste(item, range(item.start, item.start + len(item.tokens)))
+        self.busy_s += sum(len(item.tokens) for item in items) / (self.facts.prefill_tokens_per_s or 1e9)
         code, self.fail_prefill = self.fail_prefill, 0
         self._maybe_fail(items, code)
         return [self._chunk(item) for item in items]
@@ -139,6 +141,7 @@ class HashEngine:
     def decode_batch(self, items: Sequence[DecodeItem]) -> list[StepResult]:
         for item in items:
             self._taste(item, range(item.pos, item.pos + 1))
+        self.busy_s += self.facts.decode_tick_s
         code, self.fail_decode = self.fail_decode, 0
         self._maybe_fail(items, code)
         return [self._row(item) for item in items]

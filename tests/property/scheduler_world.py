@@ -66,7 +66,7 @@ class World:
         self._holed: set[int] = set()
         self._inexact: set[int] = set()
         self.engine = HashEngine(facts, poison)
-        self.runner = TickRunner(self.engine, clock=lambda: 0.0)
+        self.runner = TickRunner(self.engine, clock=lambda: self.engine.busy_s)
 
     @property
     def budget(self) -> NodeBudget:
@@ -377,7 +377,7 @@ class World:
         clients.facts, clients.budget = facts or self.facts, budget or self.budget
         self._carried = sum(session.active for session in self.scheduler.sessions())
         self.engine = HashEngine(self.facts, self._poison)
-        self.runner = TickRunner(self.engine, clock=lambda: 0.0)
+        self.runner = TickRunner(self.engine, clock=lambda: self.engine.busy_s)
         self._errors_possible = self._poison is not None
         self.worker_up = self.worker_known = True
         doomed = []

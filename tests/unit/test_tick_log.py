@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from structlog.testing import capture_logs
 
 from treadle_broker.marks import Marks
 from treadle_broker.pace import PaceMarks
+from treadle_broker.prefix_hash import PrefixHasher
 from treadle_broker.replay import main, replay
 from treadle_broker.scheduler import Scheduler
+from treadle_broker.session import Job
 from treadle_broker.tick_file import MAGIC, NotATickLog, TickFile, TickReader, framed, predecessor
 from treadle_broker.tick_log import RecordedScheduler, TickLog, open_tick_log
 from treadle_broker.tick_records import Completed, Opened, Planned, Record, Submitted
@@ -413,3 +416,27 @@ def test_a_path_that_cannot_be_written_is_refused_by_its_key(tmp_path: Path) -> 
 
 def test_there_is_no_log_unless_it_is_asked_for() -> None:
     assert open_tick_log(make_config({})) is None
+
+
+def test_a_new_file_finds_what_is_kept_in_the_order_in_which_it_was(tmp_path: Path) -> None:
+    hasher = PrefixHasher("node", 4)
+
+    def asking(name: str, own: int) -> Job:
+        tokens = array("i", [*range(8), *range(own, own + 12)])
+        return job(name, len(tokens), 2, prefix=hasher.chain("ann", "").grow(tokens))
+
+    log = TickLog(TickFile(tmp_path / "ticks.log"), 8_000)
+    engine = facts(can_copy=True, max_sequences=8)
+    scheduler = RecordedScheduler(budget(cache_slots=2, prefix_block_tokens=4), engine, log, depth=1)
+    scheduler.worker_ready(engine, 0.0)
+    for name, own in (("x", 20), ("y", 40), ("x again", 20)):  # of two that begin alike, the older was used last
+        scheduler.submit([asking(name, own)], 0.0)
+        finish(scheduler)
+    while log.files == 1:
+        scheduler.submit([job("between", 3, 3)], 0.0)
+        finish(scheduler)
+    scheduler.submit([asking("z", 60)], 0.0)
+    finish(scheduler)
+    log.close()
+    report = replay(tmp_path / "ticks.log")
+    assert (report.number, list(report.lines())[:-1]) == (1, [])
