@@ -15,7 +15,7 @@ from treadle_shared.budget import NodeBudget
 from treadle_shared.engine import EngineFacts
 from treadle_shared.limits import MAX_SEQUENCES
 
-_MOST_KEPT = 4
+_MOST_KEPT = 8
 """Sequences kept in a tick while somebody decodes: a copy moves a whole sequence's KV in memory, and everybody's next
 token waits for it."""
 

@@ -20,7 +20,7 @@ _MAY_BE_ZERO = frozenset(
         "cache_slots",
     }
 )
-PREFIX_BLOCK_TOKENS = 16  # reuse goes by whole blocks: short enough for a system prompt, long enough to be worth a copy
+PREFIX_BLOCK_TOKENS = 8  # reuse goes by whole blocks: of a conversation few tokens are run again, and digests are cheap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
