@@ -5,10 +5,10 @@
 Two views of the same decode ticks, each with a row for every session:
 
 - ``worker``: every step that a worker takes, one after the other in one thread: decode and validate the tick,
-  check it, fill the batch, build and encode the result, hand it to the I/O thread, send it. The seconds inside
+  check it, fill the batch, build and encode the result, send it. The seconds inside
   ``llama_decode`` and sampling are taken off.
 - ``round_trip``: from sending the tick to a real worker process until its result has arrived and is decoded,
-  one tick at a time, less the same seconds. It adds the sockets, the threads' hand-over and the broker's share.
+  one tick at a time, less the same seconds. It adds the sockets and the broker's share.
 """
 
 from __future__ import annotations
@@ -69,9 +69,6 @@ def measure_worker(config: NodeConfig, ticks: int, params: SamplingParams) -> li
     gc.collect()
     gc.freeze()  # as the worker does once its engine is ready
     with zmq.Context() as context, tempfile.TemporaryDirectory() as directory:
-        inner, outer = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        outer.bind("inproc://results")
-        inner.connect("inproc://results")
         router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
         router.bind(f"ipc://{directory}/worker.sock")
         dealer.connect(f"ipc://{directory}/worker.sock")
@@ -83,13 +80,12 @@ def measure_worker(config: NodeConfig, ticks: int, params: SamplingParams) -> li
             assert isinstance(message, Tick)
             results = []
             for part in runner.run(message):
-                inner.send(encode(part))
-                dealer.send(outer.recv())
+                dealer.send(encode(part))
                 results.append(part)
             total = time.perf_counter() - started
             router.recv_multipart()
             overheads.append(total - sum(outside(result) for result in results))
-        for socket in (inner, outer, router, dealer):
+        for socket in (router, dealer):
             socket.close(linger=0)
     engine.close()
     return overheads[config.max_sessions + WARM_UP :]

@@ -14,7 +14,7 @@ from worker_driver import WorkerDriver, decode, prefill
 
 from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.ticks import Heartbeat, Probe, TickResult, WorkerBye, WorkerHello, WorkerWelcome
-from treadle_worker.service import MAX_OUTSTANDING
+from treadle_worker.serving import MAX_OUTSTANDING
 
 PROMPT = [256, 72, 101, 121]
 LONG = 8_192  # tokens of a prompt that keeps the reference engine busy for seconds

@@ -17,7 +17,7 @@ def test_hello_is_repeated_until_a_broker_answers() -> None:
     handshake.welcomed("broker")
     assert not handshake.hello_due(1e9)
     assert handshake.next_hello is None
-    assert handshake.broker_id == "broker"
+    assert handshake.serves("broker")
 
 
 def test_hello_that_nobody_heard_is_said_again_soon() -> None:
@@ -32,7 +32,7 @@ def test_a_lost_broker_is_offered_the_worker_at_once() -> None:
     handshake.welcomed("broker")
     assert handshake.lost(20.0)
     assert handshake.standing is Standing.OFFERING
-    assert handshake.broker_id == ""
+    assert not handshake.serves("broker")
     assert handshake.hello_due(20.0)
 
 

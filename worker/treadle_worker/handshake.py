@@ -51,6 +51,10 @@ class Handshake:
         self.broker_id = broker_id
         self._patience = HELLO_EVERY_S
 
+    def serves(self, broker_id: str) -> bool:
+        """Whether this broker has welcomed the worker, and is not lost."""
+        return self.standing is Standing.SERVING and broker_id == self.broker_id
+
     def lost(self, now: float) -> bool:
         """The broker is gone, or knows this worker no longer; True where it was served until now."""
         was_served = self.standing is Standing.SERVING

@@ -1,4 +1,4 @@
-"""What the engine thread is doing, for the I/O thread to see."""
+"""What the engine's thread is doing, for the main thread to see, and the other way round."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import time
 from dataclasses import dataclass, field
 
 from treadle_worker.engines import OpenEngine
+from treadle_worker.throttle import Throttle
 
 
 @dataclass(slots=True)
 class WorkerStatus:
     """Each attribute is written by one thread and read by the other, whole, so no lock is needed.
 
-    The engine thread writes ``phase``, ``load``, ``progress`` (ticks finished), ``tick_started`` (monotonic
-    seconds; None while idle), ``offer`` (set when ready), ``ended``, and ``failure`` (why it ended unasked).
-    The I/O thread writes ``broker_id`` (whose ticks to run; empty for nobody's) and ``draining``.
+    The engine's thread writes ``phase``, ``load``, ``progress`` (ticks finished), ``tick_started`` (monotonic
+    seconds; None while idle), ``offer`` (set when ready), ``ignored`` (ticks not taken), ``ended``, and how it ended:
+    ``failure``, or else ``exit_code``. The main thread writes ``draining``. ``unheard`` is set by either when the
+    broker takes no message, and unset by the engine's thread, which sees to it.
     """
 
     phase: str = "loading"
@@ -22,10 +24,12 @@ class WorkerStatus:
     progress: int = 0
     tick_started: float | None = None
     offer: OpenEngine | None = None
+    ignored: Throttle = field(default_factory=Throttle)
     ended: bool = False
     failure: BaseException | None = None
-    broker_id: str = ""
+    exit_code: int = 0
     draining: bool = False
+    unheard: bool = False
     born: float = field(default_factory=time.monotonic)
 
     def tick_age(self, now: float) -> float:

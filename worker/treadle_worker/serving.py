@@ -1,0 +1,158 @@
+"""An open engine at its broker's service: offered, welcomed, given ticks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from typing import Final
+
+from treadle_shared.config import NodeConfig
+from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.log import get_logger
+from treadle_shared.runner import TickRunner
+from treadle_shared.ticks import Probe, Tick, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
+from treadle_worker.engines import OpenEngine
+from treadle_worker.handshake import EXIT_FAILURE, Handshake
+from treadle_worker.link import BrokerLink
+from treadle_worker.status import WorkerStatus
+
+MAX_OUTSTANDING: Final = 4  # ticks taken and not run; a broker keeps two in flight
+
+
+class Serving:
+    """What the engine's thread does once the engine is open, until the worker is told to stop or refused for good.
+
+    It listens itself: a thread that handed ticks and results over would take processors from the batch, twice a tick,
+    and a batch waits for the slowest of its threads. Between two ticks nothing else is there to be done; during one,
+    whatever arrives can wait for its end.
+    """
+
+    def __init__(
+        self, config: NodeConfig, worker_id: str, offer: OpenEngine, status: WorkerStatus, link: BrokerLink
+    ) -> None:
+        self._config = config
+        self._worker_id = worker_id
+        self._offer = offer
+        self._status = status
+        self._link = link
+        self._runner = TickRunner(offer.engine)
+        self._handshake = Handshake()
+        self._ticks: deque[Tick] = deque()
+        self._ignored = status.ignored
+        self._log = get_logger("worker")
+        self._exit: int | None = None
+
+    def run(self) -> int:
+        """Serve; the exit code."""
+        while self._exit is None and not self._status.draining:
+            for message in self._link.receive():
+                self._handle(message)
+            self._keep_standing(time.monotonic())
+            if self._ticks:
+                self._run_next()
+            else:
+                self._link.wait(self._patience())
+        return self._exit or 0
+
+    # ---- messages
+
+    def _handle(self, message: ToWorker) -> None:
+        match message:
+            case Tick():
+                self._take(message)
+            case WorkerWelcome():
+                self._welcomed(message)
+            case WorkerRefused():
+                self._refused(message, time.monotonic())
+            case Probe():
+                pass
+
+    def _take(self, tick: Tick) -> None:
+        """Only ticks of the broker that welcomed this worker run, and only as many as a broker may have out."""
+        mine = self._handshake.serves(tick.broker_id) and tick.worker_id == self._worker_id
+        if mine and len(self._ticks) < MAX_OUTSTANDING:
+            self._ticks.append(tick)
+        else:
+            self._ignored.count()
+
+    def _welcomed(self, welcome: WorkerWelcome) -> None:
+        if welcome.worker_id != self._worker_id:
+            return
+        if welcome.major != PROTOCOL_MAJOR:
+            self._log.error("refused_for_good", reason="version", message=f"the broker speaks {welcome.major}")
+            self._exit = EXIT_FAILURE
+            return
+        self._log.info("welcomed", broker_id=welcome.broker_id)
+        self._handshake.welcomed(welcome.broker_id)
+        self._empty()
+
+    def _refused(self, refusal: WorkerRefused, now: float) -> None:
+        code = self._handshake.exit_code(refusal.reason)
+        if code is not None:
+            self._log.error("refused_for_good", reason=refusal.reason, message=refusal.message)
+            self._exit = code
+        elif refusal.reason == "unknown":
+            self._lost(now, "it does not know this worker")
+        else:
+            self._handshake.busy(now)
+            self._log.info("broker_busy", reason=refusal.reason, message=refusal.message)
+
+    # ---- standing
+
+    def _patience(self) -> float | None:
+        """How long to wait for a message; None where only a message brings anything to do."""
+        due = self._handshake.next_hello
+        return None if due is None else due - time.monotonic()
+
+    def _keep_standing(self, now: float) -> None:
+        """See to a broker that takes nothing any more, and say hello when it is due."""
+        if self._status.unheard:
+            self._status.unheard = False
+            # on a new connection the broker sees a newcomer, whatever it still believes
+            if self._lost(now, "it takes no messages"):
+                self._link.reopen()
+        if self._handshake.hello_due(now):
+            self._handshake.said_hello(now, self._link.send(self._hello()))
+
+    def _lost(self, now: float, why: str) -> bool:
+        """Keep the model, free every slot, and offer the engine anew; False where no broker was served."""
+        if not self._handshake.lost(now):
+            return False
+        self._log.warning("broker_lost", why=why)
+        self._empty()
+        return True
+
+    def _empty(self) -> None:
+        """Whoever sends ticks next knows no slot."""
+        self._ticks.clear()
+        self._runner.reset()
+
+    def _hello(self) -> WorkerHello:
+        offer = self._offer
+        return WorkerHello(
+            major=PROTOCOL_MAJOR,
+            minor=PROTOCOL_MINOR,
+            worker_id=self._worker_id,
+            pid=os.getpid(),
+            engine=self._config.engine,
+            model=offer.model,
+            numerics=self._config.effective_numerics,
+            facts=offer.engine.facts,
+            device=offer.device,
+            exact_detail=offer.exact_detail,
+        )
+
+    # ---- ticks
+
+    def _run_next(self) -> None:
+        """One tick, whose results leave as they come: its decode part before its prefill runs."""
+        if self._status.draining or self._exit is not None:
+            return
+        tick, status = self._ticks.popleft(), self._status
+        status.tick_started = time.monotonic()
+        for part in self._runner.run(tick):
+            if not self._link.send(part):
+                status.unheard = True
+        status.tick_started = None
+        status.progress += 1
