@@ -121,6 +121,15 @@ class LlamaContext:
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.trim(target, length)
 
+    def move(self, source: int, target: int) -> None:
+        """Let the empty ``target`` hold what ``source`` holds, which is empty then. llama.cpp copies the whole cache of
+        one sequence, in the split layout, when the next batch runs.
+        """
+        self._copying |= {source, target}
+        self._arriving.add(target)
+        self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.forget(source)
+
     def begins(self, slot: int) -> bool:
         """Whether a sequence still holds its first token: a sliding window may have dropped it."""
         return int(self._api.llama_memory_seq_pos_min(self._memory, slot)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -18,6 +19,7 @@ from treadle_worker.llama.facts import measure_facts
 from treadle_worker.llama.library import load_library
 from treadle_worker.llama.model import LlamaModel
 from treadle_worker.llama.parked import ParkedSequences
+from treadle_worker.llama.places import Places
 from treadle_worker.llama.selftest import SelfTest, Verdict
 from treadle_worker.llama.sequence import Sequence
 from treadle_worker.llama.switches import SwitchChoice, choose_switches
@@ -37,7 +39,8 @@ def _unobserved(_value: Any) -> None:
 
 
 class LlamaEngine:
-    """A BatchEngine over one GGUF. A sequence's session is its slot, a number in [0, ``facts.max_sequences``).
+    """A BatchEngine over one GGUF. A sequence's session is its slot, a number in [0, ``facts.max_sequences``). Where it
+    is among llama.cpp's sequences is the engine's own affair: those that decode are kept side by side.
 
     Construction loads the model, runs the self-test (exact numerics only) and a warm-up. ``on_progress`` gets
     the loaded fraction in [0, 1], ``on_phase`` the phases ``loading`` and ``testing``. ``last_timings`` are the
@@ -83,8 +86,18 @@ class LlamaEngine:
         except DecodeFailed as error:
             self.close()
             raise ModelError(f"{self._model.path}: the first {error}") from None
+        self._places = Places(self._context.max_sequences, self._move_price())
         self.exact_detail = verdict.detail
         self.device = ",".join(device.name for device in self._model.devices) or "cpu"
+
+    def _move_price(self) -> float:
+        """What moving a sequence costs, in readings of the weights: its cache is read and written whole. A memory that
+        is shared has no gaps, and one that cannot copy no moves.
+        """
+        if self._model.switches.unified_kv or not self._model.can_copy:
+            return math.inf
+        moved = 2 * self._facts.kv_bytes_per_token * self._context.tokens_per_sequence
+        return moved / max(self._facts.weight_bytes, 1)
 
     def close(self) -> None:
         """Free sequences, context and model; the engine is unusable afterwards."""
@@ -118,6 +131,11 @@ class LlamaEngine:
         return self._kv_tokens
 
     @property
+    def places(self) -> dict[int | str, int]:
+        """The place of each session's sequence among llama.cpp's."""
+        return {session: sequence.place for session, sequence in self._sequences.items()}
+
+    @property
     def last_timings(self) -> tuple[float, float]:
         """Seconds inside ``llama_decode`` and inside sampling of the last call."""
         return self._engine_s, self._sample_s
@@ -133,15 +151,18 @@ class LlamaEngine:
         return results
 
     def decode_batch(self, items: Items[DecodeItem]) -> list[StepResult]:
-        """See BatchEngine. Rows run in slot order, which lets llama.cpp take them as one micro-batch."""
+        """See BatchEngine. Rows run in the order of their places, which lets llama.cpp take them as one micro-batch."""
         self._engine_s = self._sample_s = 0.0
         held = self._sequences
         rows = [(i, seq) for i in items if (seq := held.get(i.session)) is not None and seq.epoch == i.epoch]
-        slots = [item.session for item, _ in rows]
-        if len(rows) == len(items) and slots == sorted(slots):  # what a planner sends
-            return self._decode_rows(rows) if rows else []
-        rows.sort(key=_slot)
-        ran = {(result.session, result.epoch): result for result in self._decode_rows(rows)} if rows else {}
+        if not rows:
+            return [_missed(item) for item in items]
+        self._close_gap([sequence for _, sequence in rows])
+        places = [sequence.place for _, sequence in rows]
+        if len(rows) == len(items) and places == sorted(places):
+            return self._decode_rows(rows)
+        rows.sort(key=_place)
+        ran = {(result.session, result.epoch): result for result in self._decode_rows(rows)}
         return [ran.get((item.session, item.epoch)) or _missed(item) for item in items]
 
     def release(self, session: int | str, epoch: int) -> None:
@@ -155,18 +176,20 @@ class LlamaEngine:
     def park(self, session: int | str, epoch: int) -> bool:
         """See ParkingEngine."""
         sequence = self._sequences.get(session)
-        if sequence is None or sequence.epoch != epoch or not self._parked.save(int(session), sequence):
+        if sequence is None or sequence.epoch != epoch or not self._parked.save((session, epoch), sequence):
             return False
         self._leave(session, epoch)
         return True
 
     def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
         """See ParkingEngine."""
+        place = self._places.take(decodes_next=True)
         try:
-            sequence = self._parked.load((session, epoch), int(new_session))
+            sequence = self._parked.load((session, epoch), place)
         except DecodeFailed:
-            return False
+            sequence = None
         if sequence is None:
+            self._empty(place)
             return False
         sequence.epoch = new_epoch
         self._sequences[new_session] = sequence
@@ -179,27 +202,32 @@ class LlamaEngine:
         return self._parked.bytes_held
 
     def _leave(self, session: int | str, epoch: int) -> Sequence | None:
-        """Empty the slot of a sequence; None where it is not there."""
+        """Empty the place of a sequence; None where it is not there."""
         sequence = self._sequences.get(session)
         if sequence is None or sequence.epoch != epoch:
             return None
         del self._sequences[session]
         self._kv_tokens -= sequence.length
-        self._context.forget(int(session))
+        self._empty(sequence.place)
         return sequence
+
+    def _empty(self, place: int) -> None:
+        self._context.forget(place)
+        self._places.give_back(place)
 
     def copy(self, item: CopyItem) -> bool:
         """See CopyingEngine. llama.cpp takes note of it and copies when the next batch runs."""
         source = self._sequences.get(item.source)
-        if source is None or source.epoch != item.source_epoch or not self._context.begins(int(item.source)):
+        if source is None or source.epoch != item.source_epoch or not self._context.begins(source.place):
             return False
+        place = self._places.take(decodes_next=True) if item.params else self._places.take_last()
         try:
-            self._context.copy_prefix(int(item.source), int(item.session), item.rows)
+            self._context.copy_prefix(source.place, place, item.rows)
         except DecodeFailed:
-            self._context.forget(int(item.session))
+            self._empty(place)
             raise
         params = item.params or SamplingParams()
-        opened = Sequence(item.epoch, params, self._chooser.new_chain(params) if item.params else None)
+        opened = Sequence(item.epoch, params, self._chooser.new_chain(params) if item.params else None, place)
         self._sequences[item.session] = opened
         self._grow(opened, item.rows)
         opened.accept(item.seen)
@@ -219,7 +247,8 @@ class LlamaEngine:
         if old is not None:
             self.release(item.session, old.epoch)
         params = item.params or SamplingParams()
-        self._sequences[item.session] = Sequence(item.epoch, params, self._chooser.new_chain(params))
+        place = self._places.take(decodes_next=item.sample)
+        self._sequences[item.session] = Sequence(item.epoch, params, self._chooser.new_chain(params), place)
         return True
 
     def _refuse_lone_rows(self, items: Iterable[PrefillItem]) -> None:
@@ -228,6 +257,17 @@ class LlamaEngine:
             lone = len(item.tokens) == 1 or item.start == 1
             if self._model.keeps_roles and item.start > 0 and lone:
                 raise DecodeFailed(_INVALID_BATCH, f"slot {item.session}: a lone row of a longer prompt")
+
+    def _close_gap(self, decoding: Items[Sequence]) -> None:
+        """Move one of these where that makes their batch cheaper."""
+        move = self._places.move_for(sorted(sequence.place for sequence in decoding))
+        if move is None:
+            return
+        self._context.move(*move)
+        self._places.moved(move)
+        for sequence in decoding:
+            if sequence.place == move.source:
+                sequence.place = move.target
 
     def _grow(self, sequence: Sequence, length: int) -> None:
         self._kv_tokens += length - sequence.length
@@ -244,13 +284,15 @@ class LlamaEngine:
         """One ``llama_decode`` over pieces of prompts, then the draws of those that end in it."""
         end = 0
         sampled: list[tuple[int, Row]] = []
-        for index, item, piece in rows:
+        held = self._sequences
+        for index, item, piece in sorted(rows, key=lambda row: held[row[1].session].place):
             tokens = item.tokens[piece.offset : piece.offset + piece.size]
-            end = self._context.fill(int(item.session), item.start + piece.offset, tokens, end)
+            sequence = held[item.session]
+            end = self._context.fill(sequence.place, item.start + piece.offset, tokens, end)
             if piece.last and item.sample:
                 self._context.batch.output[end - 1] = 1
-                sampled.append((index, (item, self._sequences[item.session])))
-        logits = self._run(end, len(sampled), (item.session for _, item, _ in rows))
+                sampled.append((index, (item, sequence)))
+        logits = self._run(end, len(sampled), [held[item.session] for _, item, _ in rows])
         for _, item, piece in rows:
             self._prefilled(self._sequences[item.session], item, piece)
         for (index, _), result in zip(sampled, self._sample([row for _, row in sampled], logits), strict=True):
@@ -269,9 +311,9 @@ class LlamaEngine:
         batch.token[:count] = tokens
         batch.pos[:count] = [item.pos for item, _ in rows]
         batch.output[:count] = [item.sample for item, _ in rows]
-        batch.assign_each([int(item.session) for item, _ in rows])
+        batch.assign_each([sequence.place for _, sequence in rows])
         sampled = [row for row in rows if row[0].sample]
-        logits = self._run(count, len(sampled), (item.session for item, _ in rows))
+        logits = self._run(count, len(sampled), [sequence for _, sequence in rows])
         grown = 0
         for token, (item, sequence) in zip(tokens, rows, strict=True):
             grown += item.pos + 1 - sequence.length
@@ -285,14 +327,14 @@ class LlamaEngine:
         drawn = iter(results)
         return [next(drawn) if item.sample else StepResult(item.session, item.epoch) for item, _ in rows]
 
-    def _run(self, rows: int, outputs: int, sessions: Iterable[int | str]) -> Any:
+    def _run(self, rows: int, outputs: int, sequences: Items[Sequence]) -> Any:
         """The logits of the flagged rows. After a failure the lengths are read back from the KV cache."""
         started = time.perf_counter()
         try:
             return self._context.run(rows, outputs)
         except DecodeFailed:
-            for session in sessions:
-                self._grow(self._sequences[session], self._context.length(int(session)))
+            for sequence in sequences:
+                self._grow(sequence, self._context.length(sequence.place))
             raise
         finally:
             self._engine_s += time.perf_counter() - started
@@ -315,8 +357,8 @@ class LlamaEngine:
         return results
 
 
-def _slot(row: tuple[DecodeItem, Sequence]) -> int:
-    return int(row[0].session)
+def _place(row: tuple[DecodeItem, Sequence]) -> int:
+    return row[1].place
 
 
 def _missed(item: DecodeItem) -> StepResult:

@@ -31,30 +31,31 @@ class ParkedSequences:
         self._parked: dict[Name, _Parked] = {}
         self.bytes_held = 0
 
-    def save(self, slot: int, sequence: Sequence) -> bool:
-        """Copy a slot's KV out; False where there is no memory for it, or it is not all there yet."""
-        if self._context.incomplete(slot):
+    def save(self, name: Name, sequence: Sequence) -> bool:
+        """Copy a sequence's KV out; False where there is no memory for it, or it is not all there yet."""
+        if self._context.incomplete(sequence.place):
             return False
         try:
-            parked = _Parked(sequence, self._context.save_state(slot))
+            parked = _Parked(sequence, self._context.save_state(sequence.place))
         except MemoryError:
             return False
-        self._parked[slot, sequence.epoch] = parked
+        self._parked[name] = parked
         self.bytes_held += parked.size
         return True
 
-    def load(self, name: Name, slot: int) -> Sequence | None:
-        """Copy a parked KV into an empty slot, and give the sequence back; None where it is not there. Raises
+    def load(self, name: Name, place: int) -> Sequence | None:
+        """Copy a parked KV into an empty place, and give the sequence back; None where it is not there. Raises
         DecodeFailed where the KV does not fit; the sequence is lost then.
         """
         parked = self._take(name)
         if parked is None:
             return None
         try:
-            self._context.load_state(slot, parked.state)
+            self._context.load_state(place, parked.state)
         except Exception:
             parked.sequence.free()
             raise
+        parked.sequence.place = place
         return parked.sequence
 
     def forget(self, name: Name) -> None:

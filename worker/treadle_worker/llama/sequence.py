@@ -11,7 +11,7 @@ from treadle_worker.llama.sampler import SamplerChain
 
 @dataclass(slots=True)
 class Sequence:
-    """``length`` rows are in the KV cache; ``last`` is the token sampled from the newest of them.
+    """``length`` rows are in the KV cache, at ``place``; ``last`` is the token sampled from the newest of them.
 
     ``origin`` is the position of the first emitted token, so the draw after a row at position p is number
     p + 1 - origin. ``chain`` is None where an arg max decides.
@@ -20,6 +20,7 @@ class Sequence:
     epoch: int
     params: SamplingParams
     chain: SamplerChain | None
+    place: int
     length: int = 0
     origin: int = 0
     last: int = -1
