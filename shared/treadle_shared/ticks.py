@@ -178,7 +178,7 @@ class Probe(msgspec.Struct, frozen=True, tag="probe", kw_only=True, forbid_unkno
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", kw_only=True, forbid_unknown_fields=True):
-    """Sent by the worker's I/O thread every ``heartbeat_s``, also while the model loads.
+    """Sent by the worker's main thread every ``heartbeat_s``, also while the model loads.
 
     ``progress`` counts finished ticks, ``tick_age_s`` is the age of the running one (0 when idle);
     ``phase`` is ``loading``, ``testing``, ``ready`` or ``draining``; ``load`` in [0, 1].

@@ -18,7 +18,7 @@ from treadle_worker import LlamaEngine
 pytestmark = pytest.mark.model
 
 SLOTS = 6
-STEPS = 9
+STEPS = 12
 CHOICES = (
     SamplingParams(temperature=0.0, logprobs=20),
     SamplingParams(temperature=1.0, top_k=0, seed=11, logprobs=20),
@@ -102,6 +102,7 @@ def test_whoever_ends_leaves_no_gap(engine: LlamaEngine, prompts: list[list[int]
         decode(engine, several)
         several = [said for said in several if said.slot != ending]
         engine.release(ending, ending)
+        decode(engine, several)  # which counts what the gap costs
         decode(engine, several)
         assert side_by_side(engine, several)
     for said in several:
@@ -119,18 +120,18 @@ def test_a_walk_of_ends_parks_and_copies(
     here: list[Said] = []
     ran: list[Said] = []
     moved = 0
-    for epoch in range(1, 90):
+    for epoch in range(1, 120):
         free = sorted(set(range(SLOTS)) - {said.slot for said in here if not said.parked})
         awake = [said for said in here if not said.parked and len(said.trace) <= STEPS]
         asleep = [said for said in here if said.parked]
         choice = chance.random()
-        if free and choice < 0.3:
+        if free and choice < 0.25:
             here.append(begun(engine, prompts, chance, awake, chance.choice(free), epoch))
-        elif free and asleep and choice < 0.45:
+        elif free and asleep and choice < 0.33:
             wake(engine, chance.choice(asleep), free[-1], epoch)
-        elif awake and choice < 0.5:
+        elif awake and choice < 0.38:
             park(engine, chance.choice(awake))
-        elif here and choice < 0.6:
+        elif here and choice < 0.45:
             gone = chance.choice(here)
             here.remove(gone)
             engine.release(gone.slot, gone.epoch)
@@ -142,7 +143,7 @@ def test_a_walk_of_ends_parks_and_copies(
             moved += engine.places != before
     for said in here:
         engine.release(said.slot, said.epoch)
-    assert moved > 1
+    assert moved > 0
     assert len(ran) > 5
     if engine.facts.exact:
         for said in [*ran, *here]:

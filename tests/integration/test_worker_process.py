@@ -64,6 +64,12 @@ def test_hello_is_repeated_until_the_welcome_and_not_after(make_worker: Callable
     assert not any(isinstance(message, WorkerHello) for message in driver.heard[heard:])
 
 
+def test_every_line_of_the_log_names_the_process(worker: WorkerDriver) -> None:
+    worker.run(prefill=[prefill(0, 1, PROMPT)])
+    assert worker.events("welcomed")
+    assert {line["process"] for line in worker.log()} == {"worker"}
+
+
 def test_heartbeats_tell_phase_and_progress(worker: WorkerDriver) -> None:
     first = worker.wait(Heartbeat)
     assert (first.phase, first.progress, first.tick_age_s) == ("ready", 0, 0.0)

@@ -9,9 +9,9 @@ import pytest
 from treadle_worker.llama.places import Move, Places
 
 
-def taken(count: int, price: float, places: list[int]) -> Places:
+def taken(count: int, price: float, places: list[int], sessions: int | None = None) -> Places:
     """``count`` places, all but these free."""
-    found = Places(count, price)
+    found = Places(count, sessions or count, price)
     for _ in range(count):
         found.take(decodes_next=True)
     for place in set(range(count)) - set(places):
@@ -20,7 +20,7 @@ def taken(count: int, price: float, places: list[int]) -> Places:
 
 
 def test_new_sequences_take_the_lowest_place() -> None:
-    places = Places(4, 1.0)
+    places = Places(4, 4, 1.0)
     assert [places.take(decodes_next=True) for _ in range(3)] == [0, 1, 2]
     places.give_back(1)
     assert places.take(decodes_next=True) == 1
@@ -39,6 +39,15 @@ def test_a_prompt_of_several_ticks_stays_out_of_the_gap() -> None:
 def test_what_never_decodes_goes_to_the_end() -> None:
     places = taken(8, 1.0, [0, 1])
     assert [places.take_last(), places.take_last()] == [7, 6]
+
+
+def test_what_decodes_leaves_the_end_to_what_is_kept() -> None:
+    places = taken(3, 1.0, [0, 1], sessions=2)
+    places.move_for([0, 1])
+    places.give_back(1)
+    assert places.take(decodes_next=False) == 1
+    assert places.take_last() == 2
+    assert taken(6, 0.0, [0, 1, 3, 4], sessions=5).move_for([0, 3, 4]) == Move(4, 2)  # not up into 5
 
 
 @pytest.mark.parametrize(

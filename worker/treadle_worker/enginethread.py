@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextvars import copy_context
 from threading import Thread
 
 from treadle_shared.config import NodeConfig
@@ -26,11 +27,12 @@ class EngineThread(Thread):
         self._status = status
         self._link = link
         self._bell = bell
+        self._context = copy_context()  # what every log line of this process says
 
     def run(self) -> None:
         """The thread's body."""
         try:
-            self._live()
+            self._context.run(self._live)
         except BaseException as error:  # the main thread decides what becomes of it
             self._status.failure = error
         finally:

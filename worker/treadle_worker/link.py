@@ -65,13 +65,20 @@ class BrokerLink:
         self._bell.hush()
         for _ in range(_BURST):
             with self._lock:
-                if not self._has_news():
-                    return
-                frames = self._socket.recv_multipart(_NOBLOCK)
+                frames = self._next()
+            if frames is None:
+                return
             message = self._decoded(frames)
             if message is not None:
                 yield message
         self._bell.ring()
+
+    def drop_waiting(self) -> None:
+        """Drop what has arrived, up to all that can wait."""
+        for _ in range(2 * _QUEUE):
+            with self._lock:
+                if self._next() is None:
+                    return
 
     def wait(self, seconds: float | None) -> None:
         """Return when there may be something to receive, when somebody woke the listener, or after ``seconds``."""
@@ -92,6 +99,14 @@ class BrokerLink:
         with self._lock:
             self._socket.close(linger=_GOODBYE_MS)
         self._context.term()
+
+    def _next(self) -> list[bytes] | None:
+        if not self._has_news():
+            return None
+        try:
+            return self._socket.recv_multipart(_NOBLOCK)
+        except zmq.Again:  # what waited went with its connection
+            return None
 
     def _has_news(self) -> bool:
         """Whether a message waits. Asking costs a third of a read that fails."""

@@ -45,15 +45,21 @@ class Serving:
 
     def run(self) -> int:
         """Serve; the exit code."""
-        while self._exit is None and not self._status.draining:
+        self._link.drop_waiting()  # it was said to a worker that had nothing to offer yet
+        while not self._is_over():
             for message in self._link.receive():
                 self._handle(message)
             self._keep_standing(time.monotonic())
+            if self._is_over():  # asked after the link was heard, or the ring that tells of it would be lost
+                break
             if self._ticks:
-                self._run_next()
+                self._run(self._ticks.popleft())
             else:
                 self._link.wait(self._patience())
         return self._exit or 0
+
+    def _is_over(self) -> bool:
+        return self._exit is not None or self._status.draining
 
     # ---- messages
 
@@ -85,6 +91,7 @@ class Serving:
             return
         self._log.info("welcomed", broker_id=welcome.broker_id)
         self._handshake.welcomed(welcome.broker_id)
+        self._status.unheard = False  # that was before
         self._empty()
 
     def _refused(self, refusal: WorkerRefused, now: float) -> None:
@@ -145,11 +152,9 @@ class Serving:
 
     # ---- ticks
 
-    def _run_next(self) -> None:
-        """One tick, whose results leave as they come: its decode part before its prefill runs."""
-        if self._status.draining or self._exit is not None:
-            return
-        tick, status = self._ticks.popleft(), self._status
+    def _run(self, tick: Tick) -> None:
+        """Its results leave as they come: the decode part before its prefill runs."""
+        status = self._status
         status.tick_started = time.monotonic()
         for part in self._runner.run(tick):
             if not self._link.send(part):

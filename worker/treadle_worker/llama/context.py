@@ -36,8 +36,8 @@ _FAILURES: Final = {
 
 
 class LlamaContext:
-    """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it. The first
-    ``max_sessions`` are for sessions, the others for what is kept of ended ones.
+    """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it. ``max_sessions`` of them
+    are for sessions, the others for what is kept of ended ones.
 
     Attention and the layout of the KV cache follow the model's switches. Raises ModelError where the context
     cannot be made.

@@ -86,18 +86,19 @@ class LlamaEngine:
         except DecodeFailed as error:
             self.close()
             raise ModelError(f"{self._model.path}: the first {error}") from None
-        self._places = Places(self._context.max_sequences, self._move_price())
+        self._places = Places(self._context.max_sequences, self._context.max_sessions, self._move_price())
         self.exact_detail = verdict.detail
         self.device = ",".join(device.name for device in self._model.devices) or "cpu"
 
     def _move_price(self) -> float:
-        """What moving a sequence costs, in readings of the weights: its cache is read and written whole. A memory that
-        is shared has no gaps, and one that cannot copy no moves.
+        """What moving a sequence costs, in readings of the weights: its cache is read and written whole, and llama.cpp
+        plans the batch anew, which counts as one more. A memory that is shared has no gaps, and one that cannot copy no
+        moves.
         """
         if self._model.switches.unified_kv or not self._model.can_copy:
             return math.inf
         moved = 2 * self._facts.kv_bytes_per_token * self._context.tokens_per_sequence
-        return moved / max(self._facts.weight_bytes, 1)
+        return 1 + moved / max(self._facts.weight_bytes, 1)
 
     def close(self) -> None:
         """Free sequences, context and model; the engine is unusable afterwards."""
@@ -183,6 +184,7 @@ class LlamaEngine:
 
     def restore(self, session: int | str, epoch: int, new_session: int | str, new_epoch: int) -> bool:
         """See ParkingEngine."""
+        assert new_session not in self._sequences, f"slot {new_session} is not empty"
         place = self._places.take(decodes_next=True)
         try:
             sequence = self._parked.load((session, epoch), place)
@@ -217,6 +219,7 @@ class LlamaEngine:
 
     def copy(self, item: CopyItem) -> bool:
         """See CopyingEngine. llama.cpp takes note of it and copies when the next batch runs."""
+        assert item.session not in self._sequences, f"slot {item.session} is not empty"
         source = self._sequences.get(item.source)
         if source is None or source.epoch != item.source_epoch or not self._context.begins(source.place):
             return False

@@ -16,7 +16,8 @@ class Move(NamedTuple):
 
 
 class Places:
-    """``count`` places, numbered as llama.cpp numbers sequences; which of them are free.
+    """``count`` places, numbered as llama.cpp numbers sequences, the first ``sessions`` of them for those that decode;
+    which of them are free.
 
     llama.cpp runs a batch as one only over consecutive places, and reads all weights once more for each further run of
     them. A sequence that ends leaves a gap, which a move closes; ``price`` is what a move costs, in such runs. As
@@ -24,8 +25,8 @@ class Places:
     twice the least possible (ski rental; Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988).
     """
 
-    def __init__(self, count: int, price: float) -> None:
-        self._count = count
+    def __init__(self, count: int, sessions: int, price: float) -> None:
+        self._sessions = sessions
         self._price = price
         self._free = list(range(count))
         self._owed = 0.0
@@ -33,13 +34,13 @@ class Places:
 
     def take(self, *, decodes_next: bool) -> int:
         """A place for a new sequence: the lowest, or, for one that decodes later, the lowest above all that decode."""
-        later = (place for place in self._free if place >= self._above)
-        place = self._free[0] if decodes_next else next(later, self._free[-1])
+        later = (place for place in self._free if self._above <= place < self._sessions)
+        place = self._free[0] if decodes_next else next(later, self._free[0])
         self._free.remove(place)
         return place
 
     def take_last(self) -> int:
-        """The highest place, for a sequence that never decodes."""
+        """The highest place, for a sequence that never decodes: above those of sessions, unless these are too many."""
         return self._free.pop()
 
     def give_back(self, place: int) -> None:
@@ -71,7 +72,7 @@ class Places:
         """Towards the consecutive places, each of them ``held`` or free, that most of those held are among."""
         usable, best = held.union(self._free), range(0)
         most = start = inside = 0
-        for end in range(self._count):
+        for end in range(max(self._sessions, self._above)):
             inside += end in held
             if end not in usable:
                 start, inside = end + 1, 0

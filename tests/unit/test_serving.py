@@ -1,0 +1,172 @@
+"""How an open engine serves: whom it believes, and that it never waits when it is over. The link is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hand_worker import facts
+
+from treadle_shared.config import NodeConfig, make_config
+from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
+from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.ticks import Tick, TickResult, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
+from treadle_worker.engines import OpenEngine
+from treadle_worker.serving import MAX_OUTSTANDING, Serving
+from treadle_worker.status import WorkerStatus
+
+ME, BROKER = "me", "broker"
+
+
+class IdleEngine:
+    """Holds nothing and runs nothing."""
+
+    recipe_fingerprint = "one"
+    kv_tokens = 0
+
+    def __init__(self) -> None:
+        self.facts = facts()
+
+    def prefill(self, items: list[PrefillItem]) -> list[StepResult]:
+        raise AssertionError(items)
+
+    def decode_batch(self, items: list[DecodeItem]) -> list[StepResult]:
+        raise AssertionError(items)
+
+    def release(self, session: int | str, epoch: int) -> None:
+        raise AssertionError((session, epoch))
+
+
+class ScriptedLink:
+    """Each turn hears what ``turns`` has for it. ``early`` waited before there was anything to offer."""
+
+    def __init__(self, status: WorkerStatus, *turns: list[ToWorker], early: tuple[ToWorker, ...] = ()) -> None:
+        self.said: list[msgspec.Struct] = []
+        self.waits = 0
+        self.reopened = 0
+        self.deaf = False
+        self.on_turn: Callable[[int], None] = lambda _turn: None
+        self._status = status
+        self._turns = [*turns]
+        self._early = [*early]
+        self._turn = 0
+
+    def drop_waiting(self) -> None:
+        self._early.clear()
+
+    def receive(self) -> Iterator[ToWorker]:
+        yield from self._early
+        self._early.clear()
+        if self._turn >= len(self._turns):
+            self._status.draining = True
+            return
+        yield from self._turns[self._turn]
+        self._turn += 1
+        self.on_turn(self._turn)
+
+    def send(self, message: msgspec.Struct) -> bool:
+        self.said.append(message)
+        return not self.deaf
+
+    def wait(self, seconds: float | None) -> None:
+        assert not self._status.draining, "waits although it is over"
+        self.waits += 1
+
+    def reopen(self) -> None:
+        self.reopened += 1
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+
+def serve(*turns: list[ToWorker], early: tuple[ToWorker, ...] = (), **changes: Any) -> tuple[int, ScriptedLink]:
+    status = WorkerStatus()
+    link = ScriptedLink(status, *turns, early=early)
+    for name, value in changes.items():
+        setattr(link, name, value)
+    return serving(status, link).run(), link
+
+
+def serving(status: WorkerStatus, link: Any) -> Serving:
+    engine: BatchEngine = IdleEngine()
+    config: NodeConfig = make_config({"engine": "reference"})
+    return Serving(config, ME, OpenEngine(engine, lambda: None, "reference", "cpu", ""), status, link)
+
+
+def welcome(broker: str = BROKER) -> WorkerWelcome:
+    return WorkerWelcome(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR, broker_id=broker, worker_id=ME)
+
+
+def tick(number: int, broker: str = BROKER) -> Tick:
+    return Tick(broker_id=broker, worker_id=ME, tick_id=number)
+
+
+def test_an_offer_is_made_at_once_and_ticks_run_after_the_welcome() -> None:
+    code, link = serve([tick(1)], [welcome(), tick(2)], [tick(3)])
+    assert code == 0
+    assert isinstance(link.said[0], WorkerHello)
+    assert [result.tick_id for result in link.of(TickResult)] == [2, 3]
+
+
+def test_what_was_said_before_the_offer_is_not_believed() -> None:
+    busy, unwanted = WorkerRefused(reason="busy"), WorkerRefused(reason="version")
+    code, link = serve([], [], early=(busy, busy, unwanted, welcome(), tick(1)))
+    assert code == 0
+    assert len(link.of(WorkerHello)) == 1
+    assert not link.of(TickResult)
+
+
+def test_a_final_refusal_ends_it_without_a_wait() -> None:
+    code, link = serve([WorkerRefused(reason="version")], [])
+    assert (code, link.waits) == (1, 0)
+
+
+def test_being_told_to_stop_while_it_listens_is_not_slept_over() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome()], [])
+    link.on_turn = lambda turn: setattr(status, "draining", turn == 2)
+    assert serving(status, link).run() == 0  # the link refuses to wait then
+
+
+def test_being_told_to_stop_leaves_the_ticks_that_wait() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome()], [tick(1), tick(2)])
+    link.on_turn = lambda turn: setattr(status, "draining", turn == 2)
+    serving(status, link).run()
+    assert not link.of(TickResult)
+
+
+def test_more_ticks_than_a_broker_may_have_out_are_dropped_and_counted() -> None:
+    status = WorkerStatus()
+    ticks: list[ToWorker] = [tick(number) for number in range(MAX_OUTSTANDING + 2)]
+    link = ScriptedLink(status, [welcome(), *ticks], *([] for _ in range(MAX_OUTSTANDING)))
+    serving(status, link).run()
+    assert [result.tick_id for result in link.of(TickResult)] == [*range(MAX_OUTSTANDING)]
+    assert status.ignored.total == 2
+
+
+@pytest.mark.parametrize("lost", [[WorkerRefused(reason="unknown")], [welcome("another")]])
+def test_ticks_of_a_broker_that_is_gone_do_not_run(lost: list[ToWorker]) -> None:
+    _, link = serve([welcome(), tick(1), tick(2), *lost], [tick(3)])
+    assert not link.of(TickResult)
+
+
+def test_a_broker_that_takes_no_result_is_left_for_a_new_connection() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [], [welcome(), tick(1)], [tick(2)], [])
+    link.on_turn = lambda turn: setattr(link, "deaf", turn == 2)
+    serving(status, link).run()
+    assert link.reopened == 1
+    assert [result.tick_id for result in link.of(TickResult)] == [1]
+    assert len(link.of(WorkerHello)) == 2
+
+
+def test_silence_from_before_the_welcome_does_not_end_it() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [], [welcome(), tick(1)], [])
+    link.on_turn = lambda turn: setattr(status, "unheard", turn == 1)
+    serving(status, link).run()
+    assert link.reopened == 0
+    assert [result.tick_id for result in link.of(TickResult)] == [1]
