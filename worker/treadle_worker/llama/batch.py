@@ -79,19 +79,19 @@ class Batch:
         start, size = self._ids.ctypes.data, self._ids.itemsize
         self._addresses: npt.NDArray[np.uintp] = np.arange(n_sequences, dtype=np.uintp) * size + start
         self._sequence: npt.NDArray[np.uintp] = np.zeros(capacity, np.uintp)
-        self._slots: list[int] = []  # what the first rows are assigned to, where they were assigned one each
+        self._places: list[int] = []  # what the first rows are assigned to, where they were assigned one each
         self.struct = self._wrap(api)
 
-    def assign(self, rows: slice, slot: int) -> None:
+    def assign(self, rows: slice, place: int) -> None:
         """Every row in ``rows`` belongs to one sequence."""
-        self._sequence[rows] = self._addresses[slot]
-        self._slots = []
+        self._sequence[rows] = self._addresses[place]
+        self._places = []
 
-    def assign_each(self, slots: list[int]) -> None:
-        """Row r belongs to sequence ``slots[r]``. Decode batches often repeat the last one's slots."""
-        if slots != self._slots:
-            self._sequence[: len(slots)] = self._addresses[slots]
-            self._slots = slots
+    def assign_each(self, places: list[int]) -> None:
+        """Row r belongs to sequence ``places[r]``. Decode batches often repeat the last one's places."""
+        if places != self._places:
+            self._sequence[: len(places)] = self._addresses[places]
+            self._places = places
 
     def _wrap(self, api: Any) -> Any:
         def pointer(array: npt.NDArray[Any], ctype: Any) -> Any:

@@ -39,8 +39,8 @@ class LlamaContext:
     """Holds ``max_sequences`` sequences of ``tokens_per_sequence`` tokens; ``close`` frees it. ``max_sessions`` of them
     are for sessions, the others for what is kept of ended ones.
 
-    Attention and the layout of the KV cache follow the model's switches. Raises ModelError where the context
-    cannot be made.
+    A sequence's place is llama.cpp's number for it. Attention and the layout of the KV cache follow the model's
+    switches. Raises ModelError where the context cannot be made.
     """
 
     def __init__(self, model: LlamaModel, config: NodeConfig, threads: int) -> None:
@@ -52,7 +52,7 @@ class LlamaContext:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)
         self._memory = self._api.llama_get_memory(self._handle)
-        self._copying: set[int] = set()  # slots that the next batch copies out of or into
+        self._copying: set[int] = set()  # places that the next batch copies out of or into
         self._arriving: set[int] = set()  # those of them that it copies into
         if not self._memory:
             self.close()
@@ -87,28 +87,28 @@ class LlamaContext:
         pointer = self._api.llama_get_logits(self._handle)  # waits for the device
         return self._view(pointer)[:outputs] if outputs else self._logits[1][:0]
 
-    def fill(self, slot: int, start: int, tokens: npt.ArrayLike, row: int = 0) -> int:
+    def fill(self, place: int, start: int, tokens: npt.ArrayLike, row: int = 0) -> int:
         """Put a run of one sequence's tokens at ``row`` and after, without outputs; the row after the last."""
         values = np.asarray(tokens, np.int32)
         rows = slice(row, row + len(values))
         self.batch.token[rows] = values
         self.batch.pos[rows] = np.arange(start, start + len(values), dtype=np.int32)
         self.batch.output[rows] = 0
-        self.batch.assign(rows, slot)
+        self.batch.assign(rows, place)
         return rows.stop
 
-    def forget(self, slot: int) -> None:
+    def forget(self, place: int) -> None:
         """Give one sequence's KV back."""
-        self._arriving.discard(slot)
-        self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._arriving.discard(place)
+        self._api.llama_memory_seq_rm(self._memory, place, -1, -1)
 
     def forget_all(self) -> None:
         """Empty the KV cache; its contents may stay in memory as garbage."""
         self._api.llama_memory_clear(self._memory, False)
 
-    def length(self, slot: int) -> int:
+    def length(self, place: int) -> int:
         """How many tokens the KV cache holds for a sequence, by its highest position."""
-        return int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
+        return int(self._api.llama_memory_seq_pos_max(self._memory, place)) + 1
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Let ``target``, which must be empty, start with the first ``length`` tokens of ``source``.
@@ -130,44 +130,44 @@ class LlamaContext:
         self._api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.forget(source)
 
-    def begins(self, slot: int) -> bool:
+    def begins(self, place: int) -> bool:
         """Whether a sequence still holds its first token: a sliding window may have dropped it."""
-        return int(self._api.llama_memory_seq_pos_min(self._memory, slot)) == 0
+        return int(self._api.llama_memory_seq_pos_min(self._memory, place)) == 0
 
-    def trim(self, slot: int, length: int) -> None:
+    def trim(self, place: int, length: int) -> None:
         """Forget what a sequence holds after its first ``length`` tokens. Raises DecodeFailed where the model's
         memory cannot.
         """
-        if not self._api.llama_memory_seq_rm(self._memory, slot, length, -1):
-            raise DecodeFailed(CANNOT_TRIM, f"slot {slot}: this model's memory cannot be trimmed")
+        if not self._api.llama_memory_seq_rm(self._memory, place, length, -1):
+            raise DecodeFailed(CANNOT_TRIM, f"place {place}: this model's memory cannot be trimmed")
 
-    def state_bytes(self, slot: int) -> int:
+    def state_bytes(self, place: int) -> int:
         """Bytes that saving one sequence's state would take."""
-        return int(self._api.llama_state_seq_get_size(self._handle, slot))
+        return int(self._api.llama_state_seq_get_size(self._handle, place))
 
-    def incomplete(self, slot: int) -> bool:
-        """Whether the beginning of a slot's sequence is still to be copied there, when the next batch runs."""
-        return slot in self._arriving
+    def incomplete(self, place: int) -> bool:
+        """Whether the beginning of a place's sequence is still to be copied there, when the next batch runs."""
+        return place in self._arriving
 
-    def save_state(self, slot: int) -> State:
-        """One sequence's KV, to be put back by ``load_state`` into any slot. Raises MemoryError."""
-        state: State = np.empty(self.state_bytes(slot), np.uint8)  # neither zeroed first nor copied afterwards
-        written = self._api.llama_state_seq_get_data(self._handle, _bytes_of(state), len(state), slot)
+    def save_state(self, place: int) -> State:
+        """One sequence's KV, to be put back by ``load_state`` into any place. Raises MemoryError."""
+        state: State = np.empty(self.state_bytes(place), np.uint8)  # neither zeroed first nor copied afterwards
+        written = self._api.llama_state_seq_get_data(self._handle, _bytes_of(state), len(state), place)
         return state[:written]
 
-    def load_state(self, slot: int, state: State) -> None:
-        """Put a saved KV into an empty slot. Raises DecodeFailed where it does not fit."""
-        if slot in self._copying:
-            self._copy_now(slot)
-        if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), slot):
-            raise DecodeFailed(_CANNOT_LOAD, f"slot {slot}: the saved state cannot be put back")
+    def load_state(self, place: int, state: State) -> None:
+        """Put a saved KV into an empty place. Raises DecodeFailed where it does not fit."""
+        if place in self._copying:
+            self._copy_now(place)
+        if not self._api.llama_state_seq_set_data(self._handle, _bytes_of(state), len(state), place):
+            raise DecodeFailed(_CANNOT_LOAD, f"place {place}: the saved state cannot be put back")
 
-    def _copy_now(self, slot: int) -> None:
-        """What was to be copied out of an empty slot, or into it, must be copied before the slot is filled: a batch of
-        one row, in the slot itself, makes llama.cpp do it.
+    def _copy_now(self, place: int) -> None:
+        """What was to be copied out of an empty place, or into it, must be copied before the place is filled: a batch
+        of one row, in the place itself, makes llama.cpp do it.
         """
-        self.run(self.fill(slot, 0, [0]), 0)
-        self.forget(slot)
+        self.run(self.fill(place, 0, [0]), 0)
+        self.forget(place)
 
     def _make(self, config: NodeConfig, threads: int) -> Any:
         params = self._params(config, threads)
