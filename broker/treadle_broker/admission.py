@@ -139,6 +139,10 @@ class Admission:
         limit = self._roster.facts.context_tokens
         if job.need_tokens <= limit:
             return None
+        if job.prompt_tokens < limit:
+            why = f"{job.prompt_tokens} prompt tokens and max_tokens={job.max_new_tokens} exceed"
+        else:
+            why = f"{job.prompt_tokens} prompt tokens leave no room for an answer in"
         return _refusal(
             job.session_id,
             AdmissionReason.REJECTED_CONTEXT,
@@ -146,8 +150,7 @@ class Admission:
             needed=job.need_tokens,
             available=limit,
             limit=limit,
-            message=f"{job.prompt_tokens} prompt tokens and max_tokens={job.max_new_tokens} exceed the {limit} "
-            "tokens that one session can hold",
+            message=f"{why} the {limit} tokens that one session can hold",
         )
 
     def _over_kv(self, job: Job) -> AdmissionDecision | None:

@@ -64,6 +64,15 @@ def test_a_session_may_fill_the_context_and_no_token_more(need: int, reason: Adm
     assert _reasons(scheduler, job("a", prompt=need - 8)) == [reason]
 
 
+def test_a_context_refusal_says_whether_the_prompt_alone_is_too_long() -> None:
+    scheduler = node(engine=facts(context_tokens=60))
+    messages = [scheduler.submit([job("a", prompt=prompt)], 0.0)[0].message for prompt in (59, 60)]
+    assert messages == [
+        "59 prompt tokens and max_tokens=8 exceed the 60 tokens that one session can hold",
+        "60 prompt tokens leave no room for an answer in the 60 tokens that one session can hold",
+    ]
+
+
 def test_a_kv_refusal_says_what_is_free_now() -> None:
     scheduler = node(kv_tokens=50)
     scheduler.submit([job("a", prompt=10, new=10)], 0.0)

@@ -62,9 +62,9 @@ _HELP: Final = {
 }
 
 
-def add_node_flags(parser: argparse.ArgumentParser) -> None:
+def add_node_flags(parser: argparse.ArgumentParser, wins_over: str = "its TREADLE_* variable") -> None:
     """Declare ``--max-sessions`` and its like; values stay text until ``flags_of``."""
-    group = parser.add_argument_group("configuration", "each wins over its TREADLE_* variable and over --config")
+    group = parser.add_argument_group("configuration", f"each wins over {wins_over}")
     for key, hint in _hints().items():
         group.add_argument("--" + key.replace("_", "-"), dest=_PREFIX + key, metavar=_metavar(hint), help=_help(key))
 

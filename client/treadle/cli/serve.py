@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     parser.add_argument("--json", action="store_true", help="print the ready line as one JSON object")
-    add_node_flags(parser)
+    add_node_flags(parser, "its TREADLE_* variable and over --config")
 
 
 def run(args: argparse.Namespace) -> int:

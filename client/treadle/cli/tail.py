@@ -15,12 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic", action="append", choices=TOPICS, help="only this topic; may be repeated (default: all)"
     )
-    parser.add_argument("--count", type=int, metavar="N", help="leave after N lines")
+    parser.add_argument("--count", type=int, metavar="N", help="leave after N lines; it waits for them")
     parser.add_argument("--json", action="store_true", help="JSON lines (it prints nothing else)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print until interrupted, or ``--count`` lines. What was missed is fetched, and the gap has a line too."""
+    """Print what comes until interrupted, or ``--count`` lines. What is missed is fetched, and a gap has a line too."""
     left = args.count
     with TelemetryTail(args.runtime_dir, tuple(args.topic or ())) as tail:
         for item in tail:
