@@ -81,11 +81,9 @@ class ScriptedLink:
         return [message for message in self.said if isinstance(message, kind)]
 
 
-def serve(*turns: list[ToWorker], early: tuple[ToWorker, ...] = (), **changes: Any) -> tuple[int, ScriptedLink]:
+def serve(*turns: list[ToWorker], early: tuple[ToWorker, ...] = ()) -> tuple[int, ScriptedLink]:
     status = WorkerStatus()
     link = ScriptedLink(status, *turns, early=early)
-    for name, value in changes.items():
-        setattr(link, name, value)
     return serving(status, link).run(), link
 
 
