@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import zmq
 
+from treadle._birthplace import Birthplace
 from treadle._call import Call
 from treadle._core import Core, State
 from treadle._link import CLOSE_GRACE_S, RECONNECT_DELAY_S, unreachable
+from treadle._signal import Signal
 from treadle._stream import Stream
 from treadle._wire import LINGER_MS, Wire
-from treadle.errors import CallTimeout, ForkedClient, Unavailable, again
+from treadle.errors import CallTimeout, Unavailable, again
 from treadle_shared.errors import MalformedMessage, TreadleError
 
 
@@ -22,11 +23,11 @@ class AsyncLink:
 
     def __init__(self, endpoint: str, where: str, resume_timeout_s: float | None = None) -> None:
         self.core = Core(resume_timeout_s=resume_timeout_s)
-        self._state_changed = asyncio.Event()
-        self.core.on_state = self._state_changed.set
+        self._state_changed = Signal()
+        self.core.on_state = self._state_changed.give
         self._endpoint = endpoint
         self._where = where
-        self._pid = os.getpid()
+        self._birthplace = Birthplace()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._wire: Wire | None = None
@@ -38,8 +39,7 @@ class AsyncLink:
 
     def guard(self) -> None:
         """Raise ForkedClient in a process that did not make this connection."""
-        if os.getpid() != self._pid:
-            raise ForkedClient("this client was made before a fork; make a new one in the child process")
+        self._birthplace.guard()
 
     async def open(self, timeout_s: float) -> None:
         """Connect and wait for the broker's welcome. Raises Unavailable, or VersionMismatch."""
@@ -56,9 +56,9 @@ class AsyncLink:
     async def call(self, question: Callable[[Core], Call], timeout_s: float | None) -> Call:
         """Ask and wait for the answer. Raises its error, or CallTimeout; either abandons a submission."""
         self.guard()
-        changed = asyncio.Event()
+        changed = Signal()
         call = question(self.core)
-        call.on_change = changed.set
+        call.on_change = changed.give
         self._pump_soon()
         try:
             settled = await self.wait_for(changed, lambda: call.settled, timeout_s)
@@ -72,28 +72,26 @@ class AsyncLink:
             raise call.error
         return call
 
-    async def wait_for(self, changed: asyncio.Event, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until ``done()``, which is asked whenever ``changed`` is set; False after ``timeout_s`` seconds.
-
-        Every token of every session is waited for here, so there is no timer where none is asked for.
-        """
+    async def wait_for(self, changed: Signal, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until ``done()``, which is asked whenever ``changed`` is given; False after ``timeout_s`` seconds."""
         self.guard()
-        if timeout_s is not None:
-            return await self._in_time(changed, done, timeout_s)
-        while not done():
-            changed.clear()
-            await changed.wait()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not done():
+                    await changed.next()
+        except TimeoutError:
+            return done()
         return True
 
     def cancel_soon(self, stream: Stream) -> None:
         """End a session without waiting."""
-        if os.getpid() == self._pid:
+        if self._birthplace.here:
             self.core.cancel(stream)
             self._pump_soon()
 
     async def close(self) -> None:
         """Cancel every session, hear their ends if they come soon, say goodbye, and close the socket."""
-        if os.getpid() != self._pid:
+        if not self._birthplace.here:
             return
         try:
             await self._await_ends()
@@ -103,8 +101,8 @@ class AsyncLink:
     async def _await_ends(self) -> None:
         self.core.cancel_all()
         self._pump_soon()
-        ends = asyncio.Event()
-        self.core.on_end = ends.set
+        ends = Signal()
+        self.core.on_end = ends.give
         await self.wait_for(ends, lambda: self.core.live == 0, CLOSE_GRACE_S)
 
     def _close(self) -> None:
@@ -124,13 +122,6 @@ class AsyncLink:
     def _abandon(self, call: Call) -> None:
         self.core.abandon(call)
         self._pump_soon()
-
-    async def _in_time(self, changed: asyncio.Event, done: Callable[[], bool], timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.wait_for(changed, done, None)
-        except TimeoutError:
-            return done()
 
     # ---- the socket
 

@@ -319,9 +319,10 @@ class Core:
             self.dropped += 1
             return
         _EVENTS[type(message)](stream, message)
-        if stream.ended:
-            del self._streams[stream.key]
-            self.on_end()
+        if not stream.ended:
+            return
+        del self._streams[stream.key]
+        self.on_end()
         if stream.error is not None and stream.decision is not None:
             self._cancel(stream, stream.decision)  # broken on this side; the node still runs it
 

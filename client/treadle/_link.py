@@ -18,11 +18,12 @@ from typing import Final
 
 import zmq
 
+from treadle._birthplace import Birthplace
 from treadle._call import Call
 from treadle._core import Core, State
 from treadle._stream import Stream
 from treadle._wire import LINGER_MS, Wire
-from treadle.errors import CallTimeout, ForkedClient, Unavailable, again
+from treadle.errors import CallTimeout, Unavailable, again
 from treadle_shared.errors import MalformedMessage, TreadleError
 
 JOIN_TIMEOUT_S: Final = 2.0  # the I/O thread ends within its linger; a longer wait would hang the caller's exit
@@ -44,7 +45,7 @@ class Link:
         self.core.on_state = self._state_changed.notify_all
         self._endpoint = endpoint
         self._where = where
-        self._pid = os.getpid()
+        self._birthplace = Birthplace()
         self._closing = False
         self._to_cancel: deque[Stream] = deque()  # bounded by the sessions that are not over
         self._context = zmq.Context[zmq.Socket[bytes]]()
@@ -58,8 +59,7 @@ class Link:
 
     def guard(self) -> None:
         """Raise ForkedClient in a process that did not make this connection."""
-        if os.getpid() != self._pid:
-            raise ForkedClient("this client was made before a fork; make a new one in the child process")
+        self._birthplace.guard()
 
     def wait_open(self, timeout_s: float) -> None:
         """Wait for the broker's welcome. Raises Unavailable, or VersionMismatch."""
@@ -93,20 +93,20 @@ class Link:
     def cancel_soon(self, stream: Stream) -> None:
         """End a session without waiting; takes no lock."""
         stream.cancelled_here = True
-        if os.getpid() == self._pid and not self._closing:
+        if self._birthplace.here and not self._closing:
             self._to_cancel.append(stream)
             self._wake()
 
     def close_soon(self) -> None:
         """Begin to close; takes no lock, and does nothing in a forked child."""
-        if os.getpid() == self._pid and not self._closing:
+        if self._birthplace.here and not self._closing:
             self._closing = True
             self._wake()
 
     def close(self) -> None:
         """Cancel every session, say goodbye, and end the I/O thread."""
         self.close_soon()
-        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+        if self._birthplace.here and threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _abandon(self, call: Call) -> None:

@@ -94,7 +94,7 @@ class Stream:
             have = len(self.tokens)
             self.fail(MalformedMessage(f"the stream went on at token {message.index}, but {have} had come", "index"))
             return
-        logprobs = tuple([_logprob(item) for item in message.logprobs])
+        logprobs = tuple([_logprob(item) for item in message.logprobs]) if message.logprobs else ()
         self.recipe = message.recipe or self.recipe
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from treadle._async_link import AsyncLink
 from treadle._facts import SessionFacts
+from treadle._signal import Signal
 from treadle._stream import Stream
 from treadle.errors import CallTimeout
 from treadle.events import Event, TextDelta
@@ -31,8 +32,8 @@ class AsyncSession(SessionFacts):
         self._client = client
         self._link = link
         self._idle_timeout = idle_timeout
-        self._changed = asyncio.Event()
-        stream.on_change = self._changed.set
+        self._changed = Signal()
+        stream.on_change = self._changed.give
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,24 +98,30 @@ class AsyncSession(SessionFacts):
         return await self._client._cancel(self._stream, timeout)
 
     async def _events(self, idle_timeout: float | None) -> AsyncGenerator[Event, None]:
-        place = 0
+        stream, place = self._stream, 0
+        events = stream.events  # it only grows
         try:
-            while (event := await self._next(place, idle_timeout)) is not None:
-                place += 1
-                yield event
+            while True:
+                while place < len(events):
+                    place += 1
+                    yield events[place - 1]
+                if stream.ended:
+                    break
+                if idle_timeout is None:  # every token is waited for here; a timer would cost more than the rest
+                    self._link.guard()
+                    await self._changed.next()
+                else:
+                    await self._in_time(place, idle_timeout)
         finally:
             self._leave()
-        if self._stream.error is not None:
-            raise self._stream.error
+        if stream.error is not None:
+            raise stream.error
 
-    async def _next(self, place: int, idle_timeout: float | None) -> Event | None:
-        """Event number ``place``; None where the stream ended before it."""
+    async def _in_time(self, place: int, idle_timeout: float) -> None:
+        """Wait for event number ``place``, or the end."""
         events = self._stream.events
-        if place >= len(events):
-            come = await self._link.wait_for(self._changed, lambda: len(events) > place or self.ended, idle_timeout)
-            if not come:
-                raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
-        return events[place] if place < len(events) else None
+        if not await self._link.wait_for(self._changed, lambda: len(events) > place or self.ended, idle_timeout):
+            raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")
 
     def _leave(self) -> None:
         """Nobody listens any more: end the session if it has not ended."""

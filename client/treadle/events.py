@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from treadle_shared.calls import SessionTimings, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """The natural-log probability of one token of the answer.
 
     ``top`` holds the likeliest tokens at that place, each as ``(token, logprob)``, as many as were asked for.
@@ -19,29 +18,25 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
+class QueuePosition(msgspec.Struct, frozen=True):
     """The session waits behind ``ahead`` others."""
 
     ahead: int
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """The session left the queue after ``queued_s`` seconds."""
 
     queued_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Recovering:
+class Recovering(msgspec.Struct, frozen=True):
     """The session's KV cache was lost and is being rebuilt; the stream will go on. ``why`` is for people."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """New tokens, the first of which is number ``index`` of the answer, and the text that they completed.
 
     ``text`` is whole characters and may be empty: a character is not complete yet, or a stop string may have
@@ -54,8 +49,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The session's end, the last event of every accepted one.
 
     ``finish_reason`` is ``stop``, ``length``, ``cancelled``, ``deadline``, ``cache_miss`` or ``failed``;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from treadle import (
     Unavailable,
     VersionMismatch,
 )
+from treadle.events import Event
 from treadle_shared import AdmissionDecision, AdmissionReason, DoneReason, calls
 from treadle_shared.rundir import RuntimeDir
 
@@ -279,22 +280,26 @@ def test_no_broker_and_another_version_are_told(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is what is tested
 def test_a_client_made_before_a_fork_refuses_to_be_used_after_it(broker: FakeBroker) -> None:
     async def body(client: AsyncClient) -> None:
+        broker.go.clear()
         session = await client.generate("x y")
+        begun = session.events()
         child = os.fork()
         if child == 0:
-            os._exit(_refusals(client, session))
+            os._exit(_refusals(client, session, begun))
         _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 5
+        broker.go.set()
+        assert os.waitstatus_to_exitcode(status) == 6
 
     run(broker, body)
 
 
-def _refusals(client: AsyncClient, session: AsyncSession) -> int:
+def _refusals(client: AsyncClient, session: AsyncSession, begun: AsyncIterator[Event]) -> int:
     """How many uses raise ForkedClient; each coroutine is driven by hand, since the loop is the parent's."""
     refused = 0
-    for use in (client.generate("x"), client.status(), session.wait(), session.cancel(), client.tokenize("x")):
+    coroutines = (client.generate("x"), client.status(), session.wait(), session.cancel(), client.tokenize("x"))
+    for use in (*coroutines, begun.__anext__()):
         try:
-            use.send(None)
+            use.send(None)  # type: ignore[attr-defined]
         except ForkedClient:
             refused += 1
     return refused
