@@ -201,6 +201,18 @@ def test_while_nobody_streams_a_tick_takes_four_bursts() -> None:
     assert (len(plan.decode), plan.prefill_tokens) == (2, 32)
 
 
+@pytest.mark.parametrize(
+    ("waiting", "streams", "prefilled"), [(1, 8, 64), (2, 7, 73), (3, 6, 128), (4, 4, 256), (6, 3, 256)]
+)
+def test_the_burst_is_spent_by_how_many_wait_for_each_that_streams(waiting: int, streams: int, prefilled: int) -> None:
+    scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
+    scheduler.submit([job(f"old{number}", prompt=2, new=500) for number in range(streams)], 0.0)
+    run(scheduler, planned(scheduler), 0.1)
+    scheduler.submit([job(f"new{number}", prompt=500, new=500) for number in range(waiting)], 0.2)
+    plan = planned(scheduler, 0.3)
+    assert (len(plan.decode), plan.prefill_tokens) == (streams, prefilled)
+
+
 def test_a_few_streams_do_not_hold_many_back() -> None:
     scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
     scheduler.submit([job("first", prompt=64, new=500)], 0.0)
