@@ -1,5 +1,5 @@
 """Where a node's worker spent its time, from the tick events that the broker keeps for its replay: asked for
-afterwards, it costs the run nothing.
+afterwards and without a subscription, it costs the run nothing.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import zmq
+
 from comparison.systems import Account
-from treadle.tail import Gap, TelemetryEvent, TelemetryTail
+from treadle.tail import Gap, TelemetryEvent, replayed
+from treadle_shared.rundir import RuntimeDir
 
 _TOPIC: Final = "tick"
 _MOST: Final = 1 << 15  # events asked for; the longest run makes a third of it
@@ -34,8 +37,8 @@ class TickAccount(Account):
         return account([event.facts for event in events]) if complete else {}
 
     def _since(self, first: int) -> list[TelemetryEvent]:
-        with TelemetryTail(self._directory, (_TOPIC,)) as tail:
-            return tail.replay(Gap(_TOPIC, first, first + _MOST - 1))
+        with zmq.Context[zmq.Socket[bytes]]() as context:
+            return replayed(context, RuntimeDir(self._directory), Gap(_TOPIC, first, first + _MOST - 1))
 
 
 def account(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import zmq
 from treadle.errors import Unavailable
 from treadle_shared import codec
 from treadle_shared.errors import MalformedMessage
-from treadle_shared.rundir import find_runtime_dir
+from treadle_shared.rundir import RuntimeDir, find_runtime_dir
 
 TOPICS: Final = ("snapshot", "tick", "session", "admission", "worker")
 RECEIVE_HWM: Final = 10_000  # events that wait for a slow reader; beyond it there are gaps, which the replay fills
@@ -119,19 +119,26 @@ class TelemetryTail:
 
     def replay(self, gap: Gap) -> list[TelemetryEvent]:
         """What the broker still keeps of a gap."""
-        if gap.last - gap.first >= MAX_REPLAY:
-            return []
-        events: list[TelemetryEvent] = []
-        with self._context.socket(zmq.DEALER) as socket:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(self._directory.replay)
-            for first in range(gap.first, gap.last + 1, REPLAY_CHUNK):
-                last = min(first + REPLAY_CHUNK - 1, gap.last)
-                socket.send(msgpack.packb([gap.topic, first, last]))
-                if not socket.poll(REPLAY_TIMEOUT_MS):
-                    break
-                events += parse_replay(socket.recv_multipart())
-        return events
+        return replayed(self._context, self._directory, gap)
+
+
+def replayed(context: zmq.Context[zmq.Socket[bytes]], directory: RuntimeDir, gap: Gap) -> list[TelemetryEvent]:
+    """What the broker of a runtime directory still keeps of a gap. Asking is no subscription: the node sends nothing
+    for it before or after.
+    """
+    if gap.last - gap.first >= MAX_REPLAY:
+        return []
+    events: list[TelemetryEvent] = []
+    with context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(directory.replay)
+        for first in range(gap.first, gap.last + 1, REPLAY_CHUNK):
+            last = min(first + REPLAY_CHUNK - 1, gap.last)
+            socket.send(msgpack.packb([gap.topic, first, last]))
+            if not socket.poll(REPLAY_TIMEOUT_MS):
+                break
+            events += parse_replay(socket.recv_multipart())
+    return events
 
 
 def parse(frames: list[bytes], replayed: bool = False) -> TelemetryEvent | None:

@@ -10,11 +10,13 @@ import time
 from typing import Any
 
 import pytest
+import zmq
 from real_node import RealNode, wait_for
 
 from treadle import ContextTooLong
-from treadle.tail import Gap, TelemetryEvent, TelemetryTail
+from treadle.tail import Gap, TelemetryEvent, TelemetryTail, replayed
 from treadle_shared import SchedulerTelemetry
+from treadle_shared.rundir import RuntimeDir
 
 MOVING = {
     "active_sessions",
@@ -92,6 +94,15 @@ def test_a_late_subscriber_gets_the_last_value_and_can_fetch_what_it_missed(refe
         missed = tail.replay(Gap("session", 0, 10))
         assert [item.sequence for item in missed] == list(range(len(missed)))
         assert len(missed) >= 2
+
+
+def test_what_was_published_can_be_fetched_without_a_subscription(reference_node: RealNode) -> None:
+    with reference_node.client() as client:
+        client.generate("x", max_tokens=5, ignore_eos=True).wait()
+    with zmq.Context() as context:
+        events = replayed(context, RuntimeDir(reference_node.path), Gap("tick", 0, 1000))
+    assert [event.sequence for event in events] == list(range(len(events)))
+    assert sum(event.facts["event"] == "ran" for event in events) >= 5
 
 
 def test_the_command_line_tells_the_same_facts(reference_node: RealNode) -> None:
