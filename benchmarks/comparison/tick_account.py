@@ -11,7 +11,7 @@ from typing import Any, Final
 import zmq
 
 from comparison.systems import Account
-from treadle.tail import Gap, TelemetryEvent, replayed
+from treadle.tail import Gap, TelemetryEvent, fetch_replay
 from treadle_shared.rundir import RuntimeDir
 
 _TOPIC: Final = "tick"
@@ -38,7 +38,7 @@ class TickAccount(Account):
 
     def _since(self, first: int) -> list[TelemetryEvent]:
         with zmq.Context[zmq.Socket[bytes]]() as context:
-            return replayed(context, RuntimeDir(self._directory), Gap(_TOPIC, first, first + _MOST - 1))
+            return fetch_replay(context, RuntimeDir(self._directory), Gap(_TOPIC, first, first + _MOST - 1))
 
 
 def account(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:

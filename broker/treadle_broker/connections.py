@@ -6,6 +6,7 @@ nobody else notices. A client is gone when its connection is; only that starts i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -123,11 +124,11 @@ class Connections:
             stream.reader = None
         return unread
 
-    def flush(self, now: float) -> list[Connection]:
-        """Send what can be sent; returns the connections that turned out to be gone."""
+    def flush(self, now: float, frames: int = sys.maxsize) -> list[Connection]:
+        """Send what can be sent, at most so many frames to each; returns the connections that turned out to be gone."""
         if not self._eager:
             return []
-        return [connection for connection in list(self._eager) if not self._flush_one(connection, now)]
+        return [connection for connection in list(self._eager) if not self._flush_one(connection, now, frames)]
 
     def probe(self, now: float) -> list[Connection]:
         """Look for clients that have been sent nothing for a while; returns those that are gone."""
@@ -145,8 +146,10 @@ class Connections:
         """Every open connection."""
         return iter(self._open.values())
 
-    def _flush_one(self, connection: Connection, now: float) -> bool:
-        while connection.blocked_until <= now:
+    def _flush_one(self, connection: Connection, now: float, frames: int) -> bool:
+        for _ in range(frames):
+            if connection.blocked_until > now:
+                break
             messages, cursors, rest = _next_frame(connection)
             if not messages:
                 self._eager.pop(connection, None)

@@ -62,16 +62,16 @@ class Planner:
         return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 
     def _prefill_budget(self, waiting: int, decoding: int) -> int:
-        """The cap, or the burst's share of sessions that wait for their first token for each that waits for its next:
-        the whole burst where as many wait as stream, and several of it while nobody streams, so that those that came
-        together start together and end together. All within what the longest tick, and a latency target, leave.
+        """Beside streams the cap, which one that waits for its first token never exceeds; the more wait beside it, for
+        each that streams, the closer to the burst. Several bursts while nobody streams. So those that come together
+        run together. All within what the longest tick, and a latency target, leave.
         """
         budget = self._roster.budget
         cap, burst = budget.max_prefill_tokens_per_tick, budget.burst_prefill_tokens_per_tick
         if not decoding:
             share = max(cap, burst, min(_BURSTS_ALONE * burst, _MOST_ALONE))
         else:
-            share = max(cap, min(burst, burst * waiting // decoding))
+            share = max(cap, min(burst, burst * (waiting - 1) // decoding))
             if budget.target_itl_ms:
                 share = self._pace.budget(share, budget.target_itl_ms / 1000)
         return self._pace.within(share, _LONGEST_PREFILL_S)

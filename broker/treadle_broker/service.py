@@ -89,14 +89,16 @@ class Broker:
         return 1 if self._drain.forced else 0
 
     def _turn(self) -> None:
-        """Receive, handle, deliver, schedule, publish. What has come goes out before the next tick is planned: the
-        engine has one to run meanwhile, and the clients' work falls beside the planning.
+        """Receive, handle, deliver, look at timers, schedule, deliver what came of that, publish.
+
+        What has come goes out before the next tick is planned, since the engine usually has one to run: the clients'
+        work falls beside the planning. Who is behind gets one frame then, so that the engine need not wait for it.
         """
         ready = self._wait(time.monotonic())
         now = time.monotonic()
         self._attend(now)
         self._receive(ready, now)
-        self._lose_clients(self._connections.flush(now))
+        self._lose_clients(self._connections.flush(now, frames=1))
         self._on_time(now)
         self._crew.schedule(now)
         self._delivery.take([*self._scheduler.take_promoted(), *self._submissions.take_ended()], now)

@@ -118,7 +118,7 @@ class AsyncSession(SessionFacts):
             raise stream.error
 
     async def _in_time(self, place: int, idle_timeout: float) -> None:
-        """Wait for event number ``place``, or the end."""
+        """Wait for event number ``place``, or the end. Raises CallTimeout."""
         events = self._stream.events
         if not await self._link.wait_for(self._changed, lambda: len(events) > place or self.ended, idle_timeout):
             raise CallTimeout(f"session {self.session_id} sent nothing for {idle_timeout} s")

@@ -119,10 +119,10 @@ class TelemetryTail:
 
     def replay(self, gap: Gap) -> list[TelemetryEvent]:
         """What the broker still keeps of a gap."""
-        return replayed(self._context, self._directory, gap)
+        return fetch_replay(self._context, self._directory, gap)
 
 
-def replayed(context: zmq.Context[zmq.Socket[bytes]], directory: RuntimeDir, gap: Gap) -> list[TelemetryEvent]:
+def fetch_replay(context: zmq.Context[zmq.Socket[bytes]], directory: RuntimeDir, gap: Gap) -> list[TelemetryEvent]:
     """What the broker of a runtime directory still keeps of a gap. Asking is no subscription: the node sends nothing
     for it before or after.
     """

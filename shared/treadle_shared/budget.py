@@ -31,9 +31,9 @@ class NodeBudget:
     ``scratch_bytes_per_session`` what a session costs outside KV, ``scratch_bytes`` the envelope over all
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
-    ``burst_prefill_tokens_per_tick`` (0: no more than that) while as many sessions wait for their first token as for
-    the next, in proportion while fewer do, and four times that while none waits for the next; ``target_itl_ms``
-    milliseconds between two tokens of a stream that prefill is held to (0: none).
+    ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
+    the next, in proportion while fewer do but several, and four times that while none waits for the next;
+    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
 
     ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
     and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``

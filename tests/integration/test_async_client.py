@@ -282,10 +282,10 @@ def test_a_client_made_before_a_fork_refuses_to_be_used_after_it(broker: FakeBro
     async def body(client: AsyncClient) -> None:
         broker.go.clear()
         session = await client.generate("x y")
-        begun = session.events()
+        events = session.events()
         child = os.fork()
         if child == 0:
-            os._exit(_refusals(client, session, begun))
+            os._exit(_refusals(client, session, events))
         _, status = os.waitpid(child, 0)
         broker.go.set()
         assert os.waitstatus_to_exitcode(status) == 6
@@ -293,11 +293,11 @@ def test_a_client_made_before_a_fork_refuses_to_be_used_after_it(broker: FakeBro
     run(broker, body)
 
 
-def _refusals(client: AsyncClient, session: AsyncSession, begun: AsyncIterator[Event]) -> int:
+def _refusals(client: AsyncClient, session: AsyncSession, events: AsyncIterator[Event]) -> int:
     """How many uses raise ForkedClient; each coroutine is driven by hand, since the loop is the parent's."""
     refused = 0
     coroutines = (client.generate("x"), client.status(), session.wait(), session.cancel(), client.tokenize("x"))
-    for use in (*coroutines, begun.__anext__()):
+    for use in (*coroutines, events.__anext__()):
         try:
             use.send(None)  # type: ignore[attr-defined]
         except ForkedClient:

@@ -14,7 +14,7 @@ import zmq
 from real_node import RealNode, wait_for
 
 from treadle import ContextTooLong
-from treadle.tail import Gap, TelemetryEvent, TelemetryTail, replayed
+from treadle.tail import Gap, TelemetryEvent, TelemetryTail, fetch_replay
 from treadle_shared import SchedulerTelemetry
 from treadle_shared.rundir import RuntimeDir
 
@@ -100,7 +100,7 @@ def test_what_was_published_can_be_fetched_without_a_subscription(reference_node
     with reference_node.client() as client:
         client.generate("x", max_tokens=5, ignore_eos=True).wait()
     with zmq.Context() as context:
-        events = replayed(context, RuntimeDir(reference_node.path), Gap("tick", 0, 1000))
+        events = fetch_replay(context, RuntimeDir(reference_node.path), Gap("tick", 0, 1000))
     assert [event.sequence for event in events] == list(range(len(events)))
     assert sum(event.facts["event"] == "ran" for event in events) >= 5
 

@@ -202,7 +202,8 @@ def test_while_nobody_streams_a_tick_takes_four_bursts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "streams", "prefilled"), [(1, 8, 64), (2, 7, 73), (3, 6, 128), (4, 4, 256), (6, 3, 256)]
+    ("waiting", "streams", "prefilled"),
+    [(1, 1, 64), (1, 8, 64), (2, 7, 64), (3, 6, 85), (4, 5, 153), (5, 4, 256), (6, 3, 256)],
 )
 def test_the_burst_is_spent_by_how_many_wait_for_each_that_streams(waiting: int, streams: int, prefilled: int) -> None:
     scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)

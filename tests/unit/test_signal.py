@@ -45,17 +45,28 @@ def test_it_does_not_stay_set() -> None:
 def test_those_who_gave_up_neither_break_it_nor_pile_up() -> None:
     async def main() -> None:
         signal = Signal()
-        for _ in range(50):
+        patient = [signal.next() for _ in range(3)]
+        for _ in range(500):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await signal.next()
-        waiting = signal.next()
-        assert len(signal._waiting) == 1
+        assert len(signal._waiting) < 30
         signal.give()
-        await waiting
+        await asyncio.gather(*patient)
         assert not signal._waiting
 
     asyncio.run(main())
+
+
+def test_a_second_event_loop_is_refused_instead_of_waiting_for_ever() -> None:
+    signal = Signal()
+
+    async def main() -> None:
+        signal.next()
+
+    asyncio.run(main())
+    with pytest.raises(RuntimeError, match="belongs to the event loop"):
+        asyncio.run(main())
 
 
 def test_one_that_is_cancelled_between_the_signal_and_its_turn_takes_nothing_from_others() -> None:
