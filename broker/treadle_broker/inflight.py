@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from treadle_broker.plan import Plan
 from treadle_broker.planner import Row
@@ -34,7 +35,9 @@ class Sent:
 
 
 class InFlight:
-    """The sent plans, oldest first; at most ``depth`` at a time."""
+    """The sent plans, oldest first; at most ``depth`` answers are awaited at a time. Ticks whose answers leave together
+    are one.
+    """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -44,9 +47,24 @@ class InFlight:
         return len(self._sent)
 
     @property
+    def lockstep(self) -> bool:
+        """Whether each tick waits for the answer of the one before."""
+        return self._depth == 1
+
+    @property
     def full(self) -> bool:
         """Whether another tick has to wait."""
-        return len(self._sent) >= self._depth
+        return sum(not sent.plan.hold for sent in self._sent) >= self._depth
+
+    @property
+    def open_answer(self) -> int:
+        """Ticks sent last whose answers may wait for the next one's."""
+        return sum(1 for _ in takewhile(lambda sent: sent.plan.hold, reversed(self._sent)))
+
+    @property
+    def prefills(self) -> bool:
+        """Whether a prompt is being computed."""
+        return any(sent.plan.prefill for sent in self._sent)
 
     @property
     def oldest(self) -> Sent | None:

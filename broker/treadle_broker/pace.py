@@ -39,6 +39,11 @@ class PrefillPace:
         """Go on from another pace's marks."""
         self._decode_s, self._token_s = marks.decode_s, marks.prefill_token_s
 
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds that a decode batch takes; None before anything was measured."""
+        return self._decode_s
+
     def seed(self, decode_s: float, prefill_tokens_per_s: float) -> None:
         """Take a warm-up's measurements (0: it made none) until ticks say better."""
         if self._decode_s is None and decode_s > 0:

@@ -65,7 +65,7 @@ class PlannedRestore(msgspec.Struct, frozen=True, gc=False):
 
 class Plan(msgspec.Struct, frozen=True):
     """One tick: what is kept in the cache, sequences to park and parked ones to forget, slots to empty, sequences that
-    come back, copies, decode rows in slot order, prefill chunks.
+    come back, copies, decode rows in slot order, prefill chunks. ``hold``: its answer may wait for the next tick's.
     """
 
     tick_id: int
@@ -77,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
     restore: tuple[PlannedRestore, ...] = ()
     discard: tuple[int, ...] = ()
     keep: tuple[PlannedCopy, ...] = ()
+    hold: bool = False
 
     @property
     def copy(self) -> tuple[PlannedCopy, ...]:

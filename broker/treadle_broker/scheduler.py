@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from treadle_broker.admission import Admission
+from treadle_broker.cadence import Cadence
+from treadle_broker.coalescing import Coalescing
 from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
 from treadle_broker.inflight import InFlight, Sent
@@ -35,9 +37,10 @@ from treadle_shared.ticks import TickResult
 class Scheduler:
     """One node's sessions and what runs next.
 
-    ``depth`` is how many ticks may be in flight (1: lockstep). ``recover_misses``: a session whose KV was evicted
-    is rebuilt; otherwise it ends with ``CACHE_MISS``. ``eager`` plans whatever is due at once, never putting it off.
-    Nothing is planned before ``worker_ready``.
+    ``depth`` is how many answers may be awaited (1: lockstep), of one tick each unless ``coalesce_ms`` lets several
+    leave together. ``recover_misses``: a session whose KV was evicted is rebuilt; otherwise it ends with
+    ``CACHE_MISS``. ``eager`` plans whatever is due at once, never putting it off. Nothing is planned before
+    ``worker_ready``.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Scheduler:
         self._settlement = Settlement(
             self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses
         )
+        self._coalescing = Coalescing(self._roster, self._pace, self._inflight)
         self._timing = Timing(self._roster, self._planner, self._pace, self._inflight)
         self._eager = eager
         self._deadlines = Deadlines()
@@ -68,7 +72,7 @@ class Scheduler:
         self._ready = False
         self._resync = False
         self._next_tick = 0
-        self._last_result_at = 0.0
+        self._cadence = Cadence()
         self._next_plan: float | None = None
         self._kv_drift = 0
 
@@ -159,7 +163,7 @@ class Scheduler:
         self._next_plan = None
         if not self._ready or self._inflight.full:
             return None
-        later = self._put_off(self._timing.plan_at(self._last_result_at), now)
+        later = self._put_off(self._timing.plan_at(self._cadence.answered_at), now)
         if not later:
             self._roster.turns.make_room()
         self._promote(now)
@@ -173,7 +177,8 @@ class Scheduler:
         prefill = [] if waits else self._planner.prefills(len(decode))
         if not (moves.any or decode or prefill):
             return None
-        return self._send(moves, decode, prefill, now)
+        hold = not (moves.any or prefill) and self._coalescing.holds(decode)
+        return self._send(moves, decode, prefill, hold, now)
 
     def _promote(self, now: float) -> None:
         """Whoever fits leaves the queue, also while a tick is put off."""
@@ -235,7 +240,7 @@ class Scheduler:
         """Whether a tick is in flight."""
         return len(self._inflight) > 0
 
-    def _send(self, moves: Moves, decode: list[Row], prefill: list[Row], now: float) -> Plan:
+    def _send(self, moves: Moves, decode: list[Row], prefill: list[Row], hold: bool, now: float) -> Plan:
         plan = Plan(
             self._next_tick,
             self._resync,
@@ -246,6 +251,7 @@ class Scheduler:
             moves.restore,
             moves.discard,
             moves.keep,
+            hold,
         )
         self._next_tick += 1
         self._resync = False
@@ -260,12 +266,15 @@ class Scheduler:
     def _retire(self, result: TickResult, now: float) -> None:
         sent = self._inflight.retire()
         if sent.void:
+            self._cadence.interrupted()
             return
         self._kv_drift = result.kv_tokens - sent.physical_rows
+        more = sent.plan.hold and self.awaits_answer
+        took_s = self._cadence.answered(sent.sent_at, now, runs=sent.plan.runs, more=more)
         if sent.plan.runs:
             self._counters.closed(sent.kv_rows)
-            self._retry.observe(now - max(sent.sent_at, self._last_result_at))
-        self._last_result_at = now
+        if took_s is not None:
+            self._retry.observe(took_s)
 
     # ---- the worker
 
@@ -297,6 +306,7 @@ class Scheduler:
         self._resync = False
         self._kv_drift = 0
         dropped = self._inflight.drop_all()
+        self._cadence.interrupted()
         in_ticks = dict.fromkeys(session for sent in dropped if not sent.void for session in sent.unanswered())
         active = [session for session in self._roster.sessions.values() if session.active]
         bystanders = [session for session in active if session not in in_ticks]
@@ -330,7 +340,7 @@ class Scheduler:
             next_tick=self._next_tick,
             next_gen=self._roster.slots.next_gen,
             kv_drift=self._kv_drift,
-            last_result_at=self._last_result_at,
+            last_result_at=self._cadence.answered_at,
             tick_s=self._retry.measured_tick_s,
             pace=self._pace.marks,
             epoch_floor=floor,
@@ -343,7 +353,7 @@ class Scheduler:
         self._next_tick = marks.next_tick
         self._roster.slots.next_gen = marks.next_gen
         self._kv_drift = marks.kv_drift
-        self._last_result_at = marks.last_result_at
+        self._cadence.answered_at = marks.last_result_at
         self._retry.remember(marks.tick_s)
         self._pace.remember(marks.pace)
         self._admission.epochs.remember(marks.epoch_floor, marks.epochs)

@@ -124,6 +124,7 @@ class Status:
             "slots": config.effective_slots,
             "slice_tokens": config.slice_tokens,
             "target_itl_ms": config.target_itl_ms,
+            "coalesce_ms": config.coalesce_ms,
         }
 
 

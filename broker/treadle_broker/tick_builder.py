@@ -42,6 +42,7 @@ def build_tick(plan: Plan, broker_id: str, worker_id: str, find: Callable[[Sessi
         discard=list(plan.discard),
         keep=[CopyRow(row.source, row.source_gen, row.slot, row.gen, row.rows) for row in plan.keep],
         copy=[_copy(row, find) for row in plan.copy],
+        hold=plan.hold,
     )
 
 

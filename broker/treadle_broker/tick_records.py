@@ -23,7 +23,7 @@ from treadle_shared.engine import EngineFacts
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import TickResult
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 STRANGER: Final = -1
 """The number of a session that no recorded call submitted: a broken log must not break the node."""
 _EMITTED, _PROMOTED, _REBUILDING, _FINISHED = range(4)
@@ -148,6 +148,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     discard: tuple[int, ...] = ()
     keep: list[tuple[int, int, int, int, int]] = []
     copy: list[tuple[int, int, int, int]] = []
+    hold: bool = False
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="promoted"):
@@ -270,6 +271,7 @@ class Register:
                 (STRANGER if row.key is None else numbers.get(row.key, STRANGER), row.source, row.source_gen, row.rows)
                 for row in plan.copy
             ],
+            plan.hold,
         )
 
     def completed(self, result: TickResult, events: Iterable[Event], kv_drift: int, now: float) -> Completed:

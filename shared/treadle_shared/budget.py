@@ -15,6 +15,7 @@ _MAY_BE_ZERO = frozenset(
         "scratch_bytes_per_session",
         "burst_prefill_tokens_per_tick",
         "target_itl_ms",
+        "coalesce_ms",
         "slots",
         "park_bytes",
         "cache_slots",
@@ -33,7 +34,8 @@ class NodeBudget:
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
     ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
     the next, in proportion while fewer do but several, and four times that while none waits for the next;
-    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none).
+    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none); ``coalesce_ms``
+    milliseconds that tokens may wait to leave together with later ones (0: each leaves at once).
 
     ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
     and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``
@@ -57,6 +59,7 @@ class NodeBudget:
     max_prefill_tokens_per_tick: int = 512
     burst_prefill_tokens_per_tick: int = 0
     target_itl_ms: int = 0
+    coalesce_ms: int = 0
     kv_policy: Literal["reserve", "optimistic"] = "reserve"
     slots: int = 0
     slice_tokens: int = 32

@@ -75,6 +75,9 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown
     filled by an earlier ``keep``, which it replaces. Sequences in ``park``, as ``(slot, gen)``, are moved to host
     memory, and parked ones in ``discard``, by generation, are forgotten. Slots in ``release`` are emptied. Those in
     ``restore`` are taken back into empty slots. ``copy``, rows with parameters, opens empty slots.
+
+    ``hold``: the answer may wait for the next tick's, where that one is there and decodes. It never has to: one that
+    ends a sequence or tells of a failure leaves at once, with those that wait.
     """
 
     broker_id: Name
@@ -89,6 +92,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown
     discard: Annotated[list[Count], Meta(max_length=2 * MAX_SEQUENCES)] = []
     keep: Annotated[list[CopyRow], Meta(max_length=MAX_SEQUENCES)] = []
     copy: Annotated[list[CopyRow], Meta(max_length=MAX_SEQUENCES)] = []
+    hold: bool = False
 
 
 class ResultRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

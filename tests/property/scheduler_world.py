@@ -17,6 +17,7 @@ from treadle_shared.admission import AdmissionDecision
 from treadle_shared.budget import NodeBudget
 from treadle_shared.codec import decode_from_worker, decode_to_worker, encode
 from treadle_shared.engine import EngineFacts
+from treadle_shared.limits import MAX_TOGETHER
 from treadle_shared.outcome import DoneReason
 from treadle_shared.runner import TickRunner
 from treadle_shared.ticks import Tick, TickResult
@@ -139,7 +140,7 @@ class World:
             self._check_policy(plan, wanting, prefilling)
             self._check_turns(plan)
         self._unanswered.add(plan.tick_id)
-        assert len(self._unanswered) <= self.depth
+        self._check_hold(plan)
         self._to_worker.append(encode(build_tick(plan, "broker", "worker", self.clients.sessions.__getitem__)))
         return True
 
@@ -171,6 +172,19 @@ class World:
         assert all(self.clients.sessions[row.key].ended is None for row in rows), "a row for a session that ended"
         self._check_copies(plan)
 
+    def _check_hold(self, plan: Plan) -> None:
+        """What leaves together is bounded, and keeps nobody from a first or a last token."""
+        if not plan.hold:
+            return
+        assert self.budget.coalesce_ms
+        assert self.depth > 1
+        assert plan.decode
+        assert not any((plan.prefill, plan.release, plan.park, plan.restore, plan.discard, plan.keep))
+        assert all(session.prefill_left <= 0 for session in self._seated())
+        for row in plan.decode:
+            client = self.clients.sessions[row.key]
+            assert row.pos + 2 < client.job.need_tokens, "the last token waits"
+
     def _check_copies(self, plan: Plan) -> None:
         """Beginnings are copied by whole blocks, and enough is left to run; where emitted tokens have rows of their own
         kind, those of prompts alone.
@@ -190,6 +204,11 @@ class World:
             assert row.rows + self.facts.min_prefill_rows <= len(client.sequence)
             self.copied_rows += row.rows
             self.copied_answers += 0 < client.wish.asked < row.rows
+
+    @property
+    def _most_in_flight(self) -> int:
+        """Ticks, whose answers may leave together under this budget or one before."""
+        return self.depth * MAX_TOGETHER if self.depth > 1 else 1
 
     @property
     def cache_slots(self) -> int:
@@ -413,8 +432,8 @@ class World:
         for session in seated:
             assert session.rows_done <= session.rows_planned < session.job.need_tokens
             assert session.emitted == len(self.clients.sessions[session.key].tokens)
-            assert session.tokens_planned - session.emitted <= self.depth
-        assert len(self._unanswered) == len(self.scheduler._inflight) <= self.depth
+            assert session.tokens_planned - session.emitted <= self._most_in_flight
+        assert len(self._unanswered) == len(self.scheduler._inflight) <= self._most_in_flight
 
     def finish(self) -> None:
         """Run on without faults until nobody is live, then hold the node to being empty.

@@ -11,8 +11,20 @@ from hand_worker import facts
 
 from treadle_shared.config import NodeConfig, make_config
 from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
+from treadle_shared.errors import DecodeFailed
 from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from treadle_shared.ticks import Tick, TickResult, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
+from treadle_shared.sampling import SamplingParams
+from treadle_shared.ticks import (
+    DecodeRow,
+    PrefillRow,
+    Tick,
+    TickResult,
+    ToWorker,
+    WorkerHello,
+    WorkerRefused,
+    WorkerWelcome,
+)
+from treadle_shared.tokens import pack_tokens
 from treadle_worker.engines import OpenEngine
 from treadle_worker.serving import MAX_OUTSTANDING, Serving
 from treadle_worker.status import WorkerStatus
@@ -37,6 +49,25 @@ class IdleEngine:
 
     def release(self, session: int | str, epoch: int) -> None:
         raise AssertionError((session, epoch))
+
+
+class StreamingEngine(IdleEngine):
+    """Every row yields a token; at ``ends`` an end of generation, at ``fails`` nothing more."""
+
+    def __init__(self, ends: int = -1, fails: int = -1) -> None:
+        super().__init__()
+        self._ends, self._fails = ends, fails
+
+    def prefill(self, items: list[PrefillItem]) -> list[StepResult]:
+        return [StepResult(item.session, item.epoch, 7) for item in items]
+
+    def decode_batch(self, items: list[DecodeItem]) -> list[StepResult]:
+        if items[0].pos == self._fails:
+            raise DecodeFailed("injected", 2)
+        return [StepResult(item.session, item.epoch, 7, eog=item.pos == self._ends) for item in items]
+
+    def release(self, session: int | str, epoch: int) -> None:
+        pass
 
 
 class ScriptedLink:
@@ -87,8 +118,8 @@ def serve(*turns: list[ToWorker], early: tuple[ToWorker, ...] = ()) -> tuple[int
     return serving(status, link).run(), link
 
 
-def serving(status: WorkerStatus, link: Any) -> Serving:
-    engine: BatchEngine = IdleEngine()
+def serving(status: WorkerStatus, link: Any, engine: BatchEngine | None = None) -> Serving:
+    engine = engine or IdleEngine()
     config: NodeConfig = make_config({"engine": "reference"})
     return Serving(config, ME, OpenEngine(engine, lambda: None, "reference", "cpu", ""), status, link)
 
@@ -168,3 +199,75 @@ def test_silence_from_before_the_welcome_does_not_end_it() -> None:
     serving(status, link).run()
     assert link.reopened == 0
     assert [result.tick_id for result in link.of(TickResult)] == [1]
+
+
+# ---- answers that may wait
+
+
+def prefilling(number: int, slot: int = 0, **more: Any) -> Tick:
+    row = PrefillRow(slot, 1, 0, pack_tokens([1, 2]), True, 0, SamplingParams(seed=1))
+    return msgspec.structs.replace(tick(number), prefill=[row], **more)
+
+
+def decode(number: int, hold: bool = False) -> Tick:
+    """The tick of that number, at the position it has where tick 1 prefilled two tokens."""
+    return msgspec.structs.replace(tick(number), decode=[DecodeRow(0, 1, number)], hold=hold)
+
+
+def answers(*turns: list[ToWorker], engine: BatchEngine | None = None) -> list[list[int]]:
+    """The ticks whose answers left between the hearing of each turn and of the next; one before them opens slot 0."""
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome(), prefilling(1)], *turns)
+    seen: list[int] = []
+    link.on_turn = lambda _turn: seen.append(len(link.of(TickResult)))
+    assert serving(status, link, engine or StreamingEngine()).run() == 0
+    order = [result.tick_id for result in link.of(TickResult)]
+    counts = [*seen[2:], len(order)]
+    return [order[before:after] for before, after in zip([1, *counts], counts, strict=False)]
+
+
+def test_an_answer_that_may_wait_leaves_with_the_next_in_order() -> None:
+    assert answers([decode(2, hold=True), decode(3, hold=True), decode(4)], [], []) == [[], [], [2, 3, 4]]
+
+
+def test_it_leaves_before_a_wait_where_no_tick_is_there() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome(), prefilling(1)], [decode(2, hold=True)], [])
+    answered: list[list[int]] = []
+    link.wait = lambda _seconds: answered.append([part.tick_id for part in link.of(TickResult)])  # type: ignore[method-assign]
+    serving(status, link, StreamingEngine()).run()
+    assert answered == [[1, 2]]
+
+
+def test_it_does_not_wait_for_a_prompt() -> None:
+    assert answers([decode(2, hold=True), prefilling(3, slot=1)], []) == [[], [2, 3]]
+    parts: list[int] = []
+
+    class Watching(StreamingEngine):
+        def prefill(self, items: list[PrefillItem]) -> list[StepResult]:
+            parts.append(len(link.of(TickResult)))
+            return super().prefill(items)
+
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome(), prefilling(1)], [decode(2, hold=True), prefilling(3, slot=1)], [], [])
+    serving(status, link, Watching()).run()
+    assert parts == [0, 2]
+
+
+def test_the_end_of_a_sequence_does_not_wait() -> None:
+    ticks: list[ToWorker] = [decode(2, hold=True), decode(3, hold=True), decode(4, hold=True), decode(5)]
+    assert answers(ticks, [], [], [], engine=StreamingEngine(ends=3)) == [[], [2, 3], [4], [5]]
+
+
+def test_a_failure_does_not_wait_and_comes_after_what_waited() -> None:
+    ticks: list[ToWorker] = [decode(2, hold=True), decode(3, hold=True), decode(4)]
+    assert answers(ticks, [], [], engine=StreamingEngine(fails=3)) == [[], [2, 3], [4]]
+
+
+def test_being_told_to_stop_lets_waiting_answers_leave() -> None:
+    assert answers([decode(2, hold=True), decode(3)]) == [[2]]
+
+
+def test_what_waits_for_a_broker_that_is_gone_is_dropped() -> None:
+    ticks: list[ToWorker] = [decode(2, hold=True), decode(3)]
+    assert answers(ticks, [welcome("another")], []) == [[], [], []]

@@ -153,6 +153,7 @@ TO_WORKER: list[ticks.ToWorker] = [
         discard=[0],
         keep=[ticks.CopyRow(source=3, source_gen=2, slot=8, gen=7, rows=16)],
         copy=[ticks.CopyRow(source=8, source_gen=7, slot=3, gen=8, rows=16, params=PARAMS, seen=TOKENS)],
+        hold=True,
     ),
     ticks.WorkerWelcome(major=1, minor=0, broker_id="b-1", worker_id="w-1"),
     ticks.WorkerRefused(reason="busy", message="another worker serves"),

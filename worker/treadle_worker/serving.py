@@ -8,16 +8,16 @@ from collections import deque
 from typing import Final
 
 from treadle_shared.config import NodeConfig
-from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_TOGETHER, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.log import get_logger
 from treadle_shared.runner import TickRunner
-from treadle_shared.ticks import Probe, Tick, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
+from treadle_shared.ticks import Probe, Tick, TickResult, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
 from treadle_worker.engines import OpenEngine
 from treadle_worker.handshake import EXIT_FAILURE, Handshake
 from treadle_worker.link import BrokerLink
 from treadle_worker.status import WorkerStatus
 
-MAX_OUTSTANDING: Final = 4  # ticks taken and not run; a broker keeps two in flight
+MAX_OUTSTANDING: Final = 4 * MAX_TOGETHER  # ticks taken and not run; a broker awaits two answers
 
 
 class Serving:
@@ -39,6 +39,7 @@ class Serving:
         self._runner = TickRunner(offer.engine)
         self._handshake = Handshake()
         self._ticks: deque[Tick] = deque()
+        self._held: list[TickResult] = []  # answers that wait for the next tick's
         self._ignored = status.ignored
         self._log = get_logger("worker")
         self._exit: int | None = None
@@ -50,12 +51,15 @@ class Serving:
             for message in self._link.receive():
                 self._handle(message)
             self._keep_standing(time.monotonic())
+            if not (self._ticks and self._ticks[0].decode):  # nothing comes soon that they could wait for
+                self._answer()
             if self._is_over():  # asked after the link was heard, or the ring that tells of it would be lost
                 break
             if self._ticks:
                 self._run(self._ticks.popleft())
             else:
                 self._link.wait(self._patience())
+        self._answer()
         return self._exit or 0
 
     def _is_over(self) -> bool:
@@ -133,6 +137,7 @@ class Serving:
     def _empty(self) -> None:
         """Whoever sends ticks next knows no slot."""
         self._ticks.clear()
+        self._held.clear()
         self._runner.reset()
 
     def _hello(self) -> WorkerHello:
@@ -153,11 +158,24 @@ class Serving:
     # ---- ticks
 
     def _run(self, tick: Tick) -> None:
-        """Its results leave as they come: the decode part before its prefill runs."""
+        """Its results leave as they come, the decode part before its prefill runs; but for one that may wait."""
         status = self._status
         status.tick_started = time.monotonic()
         for part in self._runner.run(tick):
-            if not self._link.send(part):
-                status.unheard = True
+            self._held.append(part)
+            if not (tick.hold and _goes_on(part)):
+                self._answer()
         status.tick_started = None
         status.progress += 1
+
+    def _answer(self) -> None:
+        """Every answer leaves, in the order of their ticks."""
+        for part in self._held:
+            if not self._link.send(part):
+                self._status.unheard = True
+        self._held.clear()
+
+
+def _goes_on(part: TickResult) -> bool:
+    """Whether every row of an answer has run, and no sequence has ended with it."""
+    return not (part.error or part.skipped) and not any(row.eog or row.miss for row in part.rows)

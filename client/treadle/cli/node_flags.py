@@ -34,6 +34,7 @@ _HELP: Final = {
     "max_prefill_tokens_per_tick": "prompt tokens between two decodes",
     "burst_prefill_tokens_per_tick": "the same while many wait for a first token; 0 for no more",
     "target_itl_ms": "milliseconds between two tokens of a stream that prefill is held to; 0 for none",
+    "coalesce_ms": "milliseconds that tokens may wait to leave together; 0 for none",
     "tick_depth": "ticks in flight",
     "kv_policy": "reserve: a session's whole KV is set aside; optimistic: sessions may take turns in fewer slots",
     "slots": "sequences that the engine holds at once; fewer than sessions only under optimistic",
