@@ -7,6 +7,8 @@ from treadle_shared.budget import NodeBudget
 from treadle_shared.config import NodeConfig
 from treadle_shared.engine import EngineFacts
 
+_LONGEST_PREFILL_MS = 5000  # whoever comes meanwhile waits for it
+_OF_TIMEOUT = 6  # a tick prefills for this part of ``tick_timeout_s`` at most: what it takes is an estimate
 _UNBOUNDED = 1 << 52  # stands for "no budget was set" where a real figure is not known yet
 
 
@@ -51,9 +53,14 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         burst_prefill_tokens_per_tick=config.burst_prefill_tokens_per_tick,
         target_itl_ms=config.target_itl_ms,
         coalesce_ms=config.coalesce_ms,
+        longest_prefill_ms=_longest_prefill_ms(config),
         kv_policy=config.kv_policy,
         slots=config.effective_slots,
         slice_tokens=config.slice_tokens,
         park_bytes=park_bytes if config.kv_policy == "optimistic" else 0,
         cache_slots=cache_slots,
     )
+
+
+def _longest_prefill_ms(config: NodeConfig) -> int:
+    return max(1, min(_LONGEST_PREFILL_MS, int(1000 * config.tick_timeout_s / _OF_TIMEOUT)))

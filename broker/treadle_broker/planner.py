@@ -74,7 +74,7 @@ class Planner:
             share = max(cap, min(burst, burst * (waiting - 1) // decoding))
             if budget.target_itl_ms:
                 share = self._pace.budget(share, budget.target_itl_ms / 1000)
-        return self._pace.within(share, _LONGEST_PREFILL_S)
+        return self._pace.within(share, self._roster.budget.longest_prefill_ms / 1000)
 
     def _decode(self, session: Session) -> Row:
         slot = _slot(session)
@@ -122,9 +122,6 @@ class Planner:
 
 _BURSTS_ALONE = 4
 _MOST_ALONE = 1 << 14  # tokens: 64 KiB in a frame
-_LONGEST_PREFILL_S = 3.0
-"""By measurement. Whoever comes meanwhile waits for it, and a tick must stay far below ``tick_timeout_s`` where a model
-computes a prompt at ten tokens a second."""
 
 _MAX_COPIES = 24
 """Beginnings copied in one tick: each may bring 16 KiB of tokens for the penalties and its parameters once more, and a

@@ -35,7 +35,8 @@ class NodeBudget:
     ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
     the next, in proportion while fewer do but several, and four times that while none waits for the next;
     ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none); ``coalesce_ms``
-    milliseconds that tokens may wait to leave together with later ones (0: each leaves at once).
+    milliseconds that tokens may wait to leave together with later ones (0: each leaves at once);
+    ``longest_prefill_ms`` milliseconds that a tick may prefill for, by measurement.
 
     ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
     and room for ``slice_tokens`` more, and lets active sessions take turns of at least that many tokens in ``slots``
@@ -60,6 +61,7 @@ class NodeBudget:
     burst_prefill_tokens_per_tick: int = 0
     target_itl_ms: int = 0
     coalesce_ms: int = 0
+    longest_prefill_ms: int = 5000
     kv_policy: Literal["reserve", "optimistic"] = "reserve"
     slots: int = 0
     slice_tokens: int = 32

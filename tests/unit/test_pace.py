@@ -10,6 +10,7 @@ from hand_worker import decoding, facts, job, node, part_of, planned, prefilling
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle_broker.node_facts import derive_budget
 from treadle_broker.pace import LEAST_CHUNK, PaceMarks, PrefillPace
 from treadle_broker.plan import Plan
 from treadle_broker.replay import replay
@@ -141,8 +142,10 @@ def test_without_a_target_only_the_cap_holds() -> None:
     assert [plan.prefill_tokens for plan in plans] == [512, 188]
 
 
-def test_no_tick_computes_prompts_for_longer_than_three_seconds() -> None:
-    scheduler = node(max_prefill_tokens_per_tick=512, burst_prefill_tokens_per_tick=512)
+@pytest.mark.parametrize(("longest_ms", "tokens"), [(3000, 60), (5000, 100), (1, LEAST_CHUNK)])
+def test_no_tick_computes_prompts_for_longer_than_it_may(longest_ms: int, tokens: int) -> None:
+    bursts = {"max_prefill_tokens_per_tick": 512, "burst_prefill_tokens_per_tick": 512}
+    scheduler = node(longest_prefill_ms=longest_ms, **bursts)
     scheduler.submit([job("a", prompt=4000)], 0.0)
     sizes = []
     for number in range(4):
@@ -151,7 +154,15 @@ def test_no_tick_computes_prompts_for_longer_than_three_seconds() -> None:
         took = Timings(total_s=plan.prefill_tokens / 20)
         scheduler.complete(msgspec.structs.replace(part_of(plan, 1, True), timings=took), 30.0 * number)
     assert sizes[0] == 2048  # nothing is known yet
-    assert sizes[1:] == [60, 60, 60]
+    assert sizes[1:] == [tokens] * 3
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "longest_ms"), [(0.001, 1), (0.6, 100), (6.0, 1000), (30.0, 5000), (600.0, 5000)]
+)
+def test_a_tick_that_prefills_stays_far_below_the_one_that_ends_its_worker(timeout_s: float, longest_ms: int) -> None:
+    config = make_config({"engine": "reference", "tick_timeout_s": timeout_s})
+    assert derive_budget(config, facts()).longest_prefill_ms == longest_ms
 
 
 def test_a_small_chunk_says_nothing_of_what_a_token_costs() -> None:
