@@ -70,7 +70,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     # how it schedules
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = MAX_SEQUENCES
-    max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
+    max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 160
     burst_prefill_tokens_per_tick: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
     target_itl_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     coalesce_ms: Annotated[int, Meta(ge=0, le=1_000)] = 40
