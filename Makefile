@@ -14,8 +14,11 @@ SUITE ?= closed
 CASE ?=
 PAIRS ?= 5
 QUICK ?=
+LOAD ?= closed 1
+ROUNDS ?= 10
+SYSTEMS ?= split treadle treadle,coalesce_ms=0
 
-.PHONY: run test test-unit lint units bench bench-cost chaos soak recovery stalled clean
+.PHONY: run test test-unit lint units bench alternate bench-cost chaos soak recovery stalled clean
 
 run: $(VENV)/.run-ready ## start a node and stream eight chats at once
 	@$(VENV_BIN)/treadle demo
@@ -36,6 +39,9 @@ units: ## systemd units for an installation: make units BIN=/opt/treadle/bin [OU
 
 bench: $(VENV)/.test-ready ## beside other servers: make bench SUITE=closed|staggered|open|overload|long|prefix|turns|cost [CASE=q4_1-exact] [PAIRS=5] [QUICK=1]
 	$(VENV_BIN)/python benchmarks/compare.py --suite $(SUITE) --pairs $(PAIRS) $(if $(CASE),--case $(CASE)) $(if $(QUICK),--quick)
+
+alternate: $(VENV)/.test-ready ## side by side, seconds apart: make alternate LOAD="closed 1" [CASE=q4_k_m-fast] [ROUNDS=10] [SYSTEMS="split treadle treadle,coalesce_ms=0"]
+	$(VENV_BIN)/python benchmarks/alternate.py --load "$(LOAD)" --rounds $(ROUNDS) $(if $(CASE),--case $(CASE)) $(SYSTEMS)
 
 bench-cost: $(VENV)/.test-ready ## what scheduling, the wire and the worker cost a tick
 	$(VENV_BIN)/python benchmarks/scheduler_cost.py

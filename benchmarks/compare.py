@@ -34,7 +34,7 @@ from comparison.report import loads, report
 from comparison.runner import Runner
 from comparison.schedule import RunKey
 from comparison.suites import SUITES, Suite
-from comparison.systems import System
+from comparison.systems import System, environment
 from comparison.treadle_system import Treadle, known
 from make_quants import cache_folder
 
@@ -64,7 +64,7 @@ def _compare(options: argparse.Namespace, suite: Suite, progress: Progress) -> N
     case = parse_case(options.case or suite.case)
     records = _records(options, f"{options.suite}-{case.name}", {"case": case.name, "threads": options.threads})
     deadline = time.monotonic() + 60 * options.minutes
-    environ = _environment()
+    environ = environment()
     peers = build_peers(cache_folder() / "peers", progress.say)
     tokenizer = VocabTokenizer(case.model())
     runner = Runner(
@@ -85,7 +85,7 @@ def _compare(options: argparse.Namespace, suite: Suite, progress: Progress) -> N
 
 def _cost(options: argparse.Namespace, progress: Progress) -> None:
     records = _records(options, COST, {})
-    node = setting(records.file.parent, _environment())
+    node = setting(records.file.parent, environment())
     for pair in range(1 if options.quick else options.pairs):
         key = RunKey("node", TREADLE, pair)
         if key not in records.finished:
@@ -124,11 +124,6 @@ def _revision() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
-def _environment() -> dict[str, str]:
-    """This process's as it was started, without settings of a node. (The engine's library, once loaded, sets some.)"""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TREADLE_")}
 
 
 def _options() -> argparse.Namespace:

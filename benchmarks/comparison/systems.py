@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -72,6 +73,11 @@ class System(ABC):
     @abstractmethod
     def run(self, setting: Setting) -> AbstractAsyncContextManager[Running]:
         """Start it, and stop it when the block is left. Raises BenchmarkError where it does not start."""
+
+
+def environment() -> dict[str, str]:
+    """This process's as it was started, without settings of a node. (The engine's library, once loaded, sets some.)"""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TREADLE_")}
 
 
 @asynccontextmanager
