@@ -123,6 +123,8 @@ class Status:
             "kv_policy": config.kv_policy,
             "slots": config.effective_slots,
             "slice_tokens": config.slice_tokens,
+            "max_prefill_tokens_per_tick": config.max_prefill_tokens_per_tick,
+            "burst_prefill_tokens_per_tick": config.burst_prefill_tokens_per_tick,
             "target_itl_ms": config.target_itl_ms,
             "coalesce_ms": config.coalesce_ms,
         }

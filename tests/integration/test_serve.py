@@ -193,14 +193,16 @@ def test_a_second_signal_kills(serve: Serve) -> None:
 
 
 def test_drain_stops_the_node_and_serve_ends_well(serve: Serve) -> None:
-    node = serve().wait_ready()
+    node = serve(*REFERENCE, "--coalesce-ms", "0").wait_ready()  # a drain that is long enough to be looked at
+    before = len(node.said)
     with node.client() as client:
-        session = client.generate("x", **LONG)
+        sessions = [client.generate("x", max_tokens=3000, ignore_eos=True) for _ in range(4)]
         drained = node.run("drain", "--timeout", "30", "--json")
-        assert session.wait(5.0) == "length"
+        assert {session.wait(5.0) for session in sessions} == {"length"}
     assert drained.returncode == 0
     assert facts_of(drained)["stopped"] is True
     assert node.wait() == 0
+    assert set(node.said[before:]) == {"treadle: draining", "treadle: the broker has drained"}
 
 
 # ---- the other commands

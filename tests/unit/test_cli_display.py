@@ -57,6 +57,12 @@ def test_without_news_a_line_now_and_then_says_that_it_goes_on() -> None:
     assert len(out.getvalue().splitlines()) == 10
 
 
+def test_a_node_that_drains_is_not_called_ready() -> None:
+    out = io.StringIO()
+    Progress(out, Clock()).show({"ready": False, "reason": "draining", "phase": "ready", "load": 1.0})
+    assert out.getvalue() == "treadle: draining\n"
+
+
 def test_on_a_terminal_progress_is_one_line_that_goes_away() -> None:
     out = Terminal()
     progress = Progress(out)

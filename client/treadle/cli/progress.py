@@ -63,7 +63,7 @@ def phase_of(facts: dict[str, Any] | None) -> tuple[str, float]:
     if facts is None:
         return "starting the broker", 0.0
     load = facts.get("load")
-    phase = facts.get("phase") or ""
+    phase = "draining" if facts.get("reason") == "draining" else facts.get("phase") or ""
     words = _PHASES.get(phase, phase) or facts.get("reason") or "starting the worker"
     return str(words), float(load) if isinstance(load, int | float) else 0.0
 

@@ -210,7 +210,8 @@ class Supervisor:
             return
         self._listen(facts, time.monotonic())
         if facts is None or not self._is_ready(facts):
-            self._on_status(facts)
+            if facts is not None or self._restarted or not self._was_ready:  # a drained broker just goes
+                self._on_status(facts)
             return
         self._watch.rest()
         if not self._was_ready:
