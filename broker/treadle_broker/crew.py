@@ -177,5 +177,6 @@ class Crew:
                 "prefill": [row.n for row in plan.prefill],
                 "keep": [row.rows for row in plan.keep],
                 "copy": [row.rows for row in plan.copy],
+                "hold": plan.hold,
             },
         )

@@ -35,9 +35,7 @@ class Sent:
 
 
 class InFlight:
-    """The sent plans, oldest first; at most ``depth`` answers are awaited at a time. Ticks whose answers leave together
-    are one.
-    """
+    """The sent plans, oldest first. ``depth`` 1: one at a time."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -51,14 +49,16 @@ class InFlight:
         """Whether each tick waits for the answer of the one before."""
         return self._depth == 1
 
-    @property
-    def full(self) -> bool:
-        """Whether another tick has to wait."""
-        return sum(not sent.plan.hold for sent in self._sent) >= self._depth
+    def full(self, ahead: int) -> bool:
+        """Whether another tick has to wait: there is one to be answered, and ``ahead`` more to go on with."""
+        if self.lockstep:
+            return bool(self._sent)
+        held_first = sum(1 for _ in takewhile(lambda sent: sent.plan.hold, self._sent))
+        return len(self._sent) > held_first + ahead
 
     @property
-    def open_answer(self) -> int:
-        """Ticks sent last whose answers may wait for the next one's."""
+    def held_last(self) -> int:
+        """How many ticks sent last have answers that may wait for the next one's."""
         return sum(1 for _ in takewhile(lambda sent: sent.plan.hold, reversed(self._sent)))
 
     @property
@@ -73,7 +73,6 @@ class InFlight:
 
     def push(self, sent: Sent) -> None:
         """A plan was sent."""
-        assert not self.full
         self._sent.append(sent)
 
     def retire(self) -> Sent:

@@ -54,6 +54,7 @@ class Prepared:
             resumed=resumed,
             recipe=request.recipe if len(self.emitted) else "",
             prefix=self.prefix,
+            watched=bool(request.stop),
         )
 
 

@@ -95,6 +95,11 @@ class Roster:
         """Whether somebody waits for a slot already; where turns are taken, whether somebody waits for a turn."""
         return bool(self.queue or (self._returning and not self.budget.takes_turns))
 
+    @property
+    def anyone_waits(self) -> bool:
+        """Whether somebody waits for a slot or for a turn in one."""
+        return bool(self.queue or self._returning)
+
     def fits(self, session: Session) -> bool:
         """Whether a slot and the session's whole KV are to be had now; where turns are taken, one of the turns."""
         if self.budget.takes_turns:

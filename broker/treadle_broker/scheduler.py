@@ -37,8 +37,8 @@ from treadle_shared.ticks import TickResult
 class Scheduler:
     """One node's sessions and what runs next.
 
-    ``depth`` is how many answers may be awaited (1: lockstep), of one tick each unless ``coalesce_ms`` lets several
-    leave together. ``recover_misses``: a session whose KV was evicted is rebuilt; otherwise it ends with
+    ``depth`` 2 plans a tick while another one runs, and several where ``coalesce_ms`` lets their answers leave
+    together; 1 is lockstep. ``recover_misses``: a session whose KV was evicted is rebuilt; otherwise it ends with
     ``CACHE_MISS``. ``eager`` plans whatever is due at once, never putting it off. Nothing is planned before
     ``worker_ready``.
     """
@@ -161,7 +161,7 @@ class Scheduler:
         planned later (``next_plan``).
         """
         self._next_plan = None
-        if not self._ready or self._inflight.full:
+        if not self._ready or self._inflight.full(self._coalescing.ahead):
             return None
         later = self._put_off(self._timing.plan_at(self._cadence.answered_at), now)
         if not later:
@@ -228,7 +228,7 @@ class Scheduler:
     def _measure(self, sent: Sent, result: TickResult) -> None:
         if result.part == 1:
             self._pace.prefilled(sent.plan.prefill_tokens, result.timings.total_s)
-        elif sent.plan.decode:
+        elif sent.plan.decode and result.rows:  # rows that were all skipped took no time
             self._pace.decoded(result.timings.total_s)
 
     def overtaken(self, result: TickResult) -> bool:

@@ -26,7 +26,8 @@ class Job:
     ``emitted`` tokens of the answer came from an earlier broker and are rebuilt first. ``resumed``: accepted before,
     so the queue's bounds do not turn it away again. ``recipe``: what they were computed with, where that is known.
     ``prefix`` are the digests of the prompt's whole blocks, one after the other, each over everything before it too;
-    empty where nothing may be shared, or the prompt is shorter than a block.
+    empty where nothing may be shared, or the prompt is shorter than a block. ``watched``: its text may end it after any
+    token (a stop string), which is seen outside.
     """
 
     client: str
@@ -40,6 +41,7 @@ class Job:
     resumed: bool = False
     recipe: str = ""
     prefix: bytes = b""
+    watched: bool = False
 
     @property
     def need_tokens(self) -> int:

@@ -73,7 +73,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 160
     burst_prefill_tokens_per_tick: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
     target_itl_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
-    coalesce_ms: Annotated[int, Meta(ge=0, le=1_000)] = 40
+    coalesce_ms: Annotated[int, Meta(ge=0, le=250)] = 40
     tick_depth: Literal[1, 2] = 2
     slice_tokens: Annotated[int, Meta(ge=MIN_SLICE_TOKENS, le=1 << 20)] = 32
 

@@ -17,4 +17,4 @@ MAX_SEQUENCES = 256  # llama.cpp's own limit of sequences in one context
 MAX_EVENTS = 4096  # messages the broker puts into one frame
 MAX_DEPTH = 8  # nesting of a message; the deepest real one has 6 levels
 MAX_DETAIL = 512  # characters of an explanation
-MAX_TOGETHER = 8  # ticks whose answers leave together
+MAX_TOGETHER = 8  # ticks whose answers leave together; as many more may have been sent behind them

@@ -13,7 +13,7 @@ class SchedulerTelemetry(msgspec.Struct, frozen=True, kw_only=True):
 
     ``submitted_total == queue_depth + active_sessions + done_total + failed_total + cancelled_total +
     rejected_total`` holds in every snapshot. ``active_sessions`` counts every session that was promoted and
-    has no final result yet; with two ticks in flight one that waits for its last token may already have left
+    has no final result yet; with ticks in flight one that waits for its last token may already have left
     its slot to the next. ``kv_bytes`` is what live sessions hold, ``kv_cached_bytes`` what finished ones left
     for reuse. ``batch_occupancy_avg`` averages over ticks that decoded.
 

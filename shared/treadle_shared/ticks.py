@@ -76,7 +76,7 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True, forbid_unknown
     memory, and parked ones in ``discard``, by generation, are forgotten. Slots in ``release`` are emptied. Those in
     ``restore`` are taken back into empty slots. ``copy``, rows with parameters, opens empty slots.
 
-    ``hold``: the answer may wait for the next tick's, where that one is there and decodes. It never has to: one that
+    ``hold``: the answer may wait for the next tick's, where that one is there, decodes and moves nothing. One that
     ends a sequence or tells of a failure leaves at once, with those that wait.
     """
 

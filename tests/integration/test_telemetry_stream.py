@@ -105,6 +105,29 @@ def test_what_was_published_can_be_fetched_without_a_subscription(reference_node
     assert sum(event.facts["event"] == "ran" for event in events) >= 5
 
 
+@pytest.mark.parametrize(
+    ("settings", "options", "held"),
+    [
+        ({"coalesce_ms": 0}, {}, False),
+        ({"coalesce_ms": 40}, {}, True),
+        ({"coalesce_ms": 40}, {"stop": ["no such text"]}, False),
+    ],
+)
+def test_answers_that_leave_together_bring_the_same_tokens(
+    make_node: Any, settings: dict[str, int], options: dict[str, Any], held: bool
+) -> None:
+    node = make_node(engine="reference", **settings).start().wait_ready()
+    asked = {"max_tokens": 200, "ignore_eos": True, **options}
+    with node.client() as client:
+        sessions = [client.generate(f"{number} things", **asked) for number in range(3)]
+        together = [session.result() for session in sessions]
+        alone = [client.generate(f"{number} things", **asked).result() for number in range(3)]
+    assert together == alone
+    with zmq.Context() as context:
+        events = fetch_replay(context, RuntimeDir(node.path), Gap("tick", 0, 10_000))
+    assert any(event.facts.get("hold") for event in events) is held
+
+
 def test_the_command_line_tells_the_same_facts(reference_node: RealNode) -> None:
     command = [sys.executable, "-m", "treadle.cli", "status", "--json", "--runtime-dir", str(reference_node.path)]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)

@@ -181,6 +181,7 @@ class World:
         assert plan.decode
         assert not any((plan.prefill, plan.release, plan.park, plan.restore, plan.discard, plan.keep))
         assert all(session.prefill_left <= 0 for session in self._seated())
+        assert not self.scheduler._roster.anyone_waits
         for row in plan.decode:
             client = self.clients.sessions[row.key]
             assert row.pos + 2 < client.job.need_tokens, "the last token waits"

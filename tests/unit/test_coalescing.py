@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hand_worker import answer, decoding, facts, job, key, node, prefilling
+from hand_worker import answer, budget, decoding, facts, job, key, node, prefilling
 
+from treadle_broker.node_facts import derive_budget
 from treadle_broker.plan import Plan
 from treadle_broker.scheduler import Scheduler
-from treadle_shared.limits import MAX_TOGETHER
+from treadle_broker.tick_builder import build_tick
+from treadle_broker.tick_file import TickFile, TickReader
+from treadle_broker.tick_log import RecordedScheduler, TickLog
+from treadle_broker.tick_records import Planned
+from treadle_shared.config import make_config
 from treadle_shared.outcome import DoneReason
 from treadle_shared.ticks import Timings
 
@@ -52,23 +58,30 @@ def shape(plans: list[Plan]) -> str:
     return "".join(".h"[plan.hold] for plan in plans)
 
 
-def steady(scheduler: Scheduler, flying: list[Plan]) -> tuple[list[Plan], list[Plan]]:
-    """After a few answers: what was in flight, and the ticks that follow on the next answer."""
-    for _ in range(3):
-        flying = [*answered(scheduler, flying), *all_planned(scheduler)]
-    return answered(scheduler, flying), all_planned(scheduler)
-
-
 @pytest.mark.parametrize(
-    ("decode_s", "together"), [(0.008, 3), (0.0125, 2), (0.016, 1), (0.5, 1), (0.0001, MAX_TOGETHER)]
+    ("decode_s", "settings", "in_flight"),
+    [
+        (0.008, {}, "hh.h"),
+        (0.0125, {}, "h.h"),
+        (0.016, {}, ".."),
+        (0.5, {}, ".."),
+        (0.002, {}, "hhhhhhh.hhh"),  # three go on running while an answer is dealt with
+        (0.0001, {}, "hhhhhhh.hhhhhhh."),
+        (0.008, {"coalesce_ms": 0}, ".."),
+        (0.0001, {"coalesce_ms": 0}, ".."),
+        (0.008, {"target_itl_ms": 20}, "h.h"),
+        (0.008, {"target_itl_ms": 15}, ".."),
+        (0.008, {"target_itl_ms": 500}, "hh.h"),
+    ],
 )
-def test_as_many_answers_leave_together_as_fit(decode_s: float, together: int) -> None:
-    scheduler = short_ticks(decode_s=decode_s)
+def test_as_many_answers_leave_together_as_fit(decode_s: float, settings: dict[str, int], in_flight: str) -> None:
+    """And no more is in flight than one group, and what the engine goes on with meanwhile."""
+    scheduler = short_ticks(decode_s=decode_s, **settings)
     flying = streaming(scheduler, "a", "b")
-    for _ in range(3):
+    for _ in range(4):
         flying = [*answered(scheduler, flying, decode_s), *all_planned(scheduler)]
-        assert shape(flying).endswith("h" * (together - 1) + ".")
-    assert shape(flying) == 2 * ("h" * (together - 1) + ".")
+        assert shape(flying) == in_flight
+        assert all(decoding(plan) == ["a", "b"] for plan in flying)
 
 
 def test_a_slower_engine_ends_it() -> None:
@@ -79,34 +92,71 @@ def test_a_slower_engine_ends_it() -> None:
     assert shape(flying) == ".."
 
 
-@pytest.mark.parametrize("settings", [{"coalesce_ms": 0}, {"depth": 1}, {"decode_s": 0.0}])
+@pytest.mark.parametrize("settings", [{"depth": 1}, {"decode_s": 0.0}])
 def test_each_answer_leaves_at_once(settings: dict[str, Any]) -> None:
-    """Where that was asked for, where each tick waits for the one before, and before anything was measured."""
+    """Where each tick waits for the one before, and before anything was measured."""
     scheduler = short_ticks(**settings)
     flying = streaming(scheduler, "a")
     assert shape(flying) == "." * settings.get("depth", 2)
 
 
-def test_tokens_are_planned_no_further_than_two_answers() -> None:
-    flying = streaming(short_ticks(), "a", "b")
-    assert len(flying) <= 6
-    assert [decoding(plan) for plan in flying] == [["a", "b"]] * len(flying)
-
-
-def test_who_comes_is_in_the_next_tick_that_is_planned_and_nothing_is_held_beside_it() -> None:
+def test_ticks_in_which_nothing_ran_say_nothing_of_what_one_takes() -> None:
     scheduler = short_ticks()
-    flying, more = steady(scheduler, streaming(scheduler, "a"))
-    assert shape(more) == "hh."
+    flying = streaming(scheduler, "a", "b")
+    for plan in flying:
+        scheduler.complete(answer(plan, skip=("a", "b")), 1.0)
+    assert scheduler.marks().pace.decode_s == pytest.approx(DECODE_S)
+
+
+def test_the_worker_and_the_log_are_told(tmp_path: Path) -> None:
+    engine = facts(decode_tick_s=DECODE_S)
+    log = TickLog(TickFile(tmp_path / "log"), 1 << 20)
+    scheduler = RecordedScheduler(budget(coalesce_ms=30), engine, log)
+    scheduler.worker_ready(engine, 0.0)
+    held = next(plan for plan in streaming(scheduler, "a") if plan.hold)
+    assert build_tick(held, "b", "w", lambda _key: pytest.fail("fed back by the worker")).hold
+    log.close()
+    with (tmp_path / "log").open("rb") as stream:
+        reader = TickReader(stream)
+        reader.opened()
+        assert held.tick_id in {one.tick_id for one in reader.records() if isinstance(one, Planned) and one.hold}
+
+
+def test_a_node_coalesces_as_it_is_configured() -> None:
+    config = make_config({"engine": "reference", "coalesce_ms": 17})
+    assert derive_budget(config, facts()).coalesce_ms == 17
+
+
+def test_who_comes_is_in_the_next_tick_that_is_planned_and_nothing_is_held_beside_a_prompt() -> None:
+    scheduler = short_ticks()
+    flying = streaming(scheduler, "a")
     scheduler.submit([job("new", prompt=600)], 1.0)
-    flying = [*flying, *more]
     flying = answered(scheduler, flying)
     came = all_planned(scheduler)
     assert prefilling(came[0]) == {"new": 512}
     while "new" not in decoding(came[-1]):
         assert not any(plan.hold for plan in came)
-        flying = answered(scheduler, [*flying, *came])
+        flying = [*answered(scheduler, [*flying, *came])]
         came = all_planned(scheduler)
-    assert not came[-1].hold  # its prompt's last chunk is still in flight
+    assert shape([*flying, *came]).startswith("..")  # its prompt's last chunk, and what runs beside it
+
+
+def test_nothing_is_held_while_somebody_waits_for_a_slot() -> None:
+    scheduler = short_ticks(max_active=2)
+    flying = streaming(scheduler, "a", "b")
+    scheduler.submit([job("waits")], 1.0)
+    for _ in range(4):
+        flying = [*answered(scheduler, flying), *all_planned(scheduler)]
+    assert shape(flying) == ".."
+
+
+def test_nothing_is_held_beside_a_session_that_its_text_may_end() -> None:
+    scheduler = short_ticks()
+    scheduler.submit([job("stops", new=500, watched=True)], 0.0)
+    flying = streaming(scheduler, "a")
+    for _ in range(4):
+        flying = [*answered(scheduler, flying), *all_planned(scheduler)]
+    assert shape(flying) == ".."
 
 
 def test_a_last_token_does_not_wait() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,16 +53,21 @@ class IdleEngine:
 
 
 class StreamingEngine(IdleEngine):
-    """Every row yields a token; at ``ends`` an end of generation, at ``fails`` nothing more."""
+    """Every row yields a token; at ``ends`` an end of generation, at ``fails`` nothing more, at ``breaks`` the engine
+    raises what no engine should. A batch takes ``seconds``.
+    """
 
-    def __init__(self, ends: int = -1, fails: int = -1) -> None:
+    def __init__(self, ends: int = -1, fails: int = -1, breaks: int = -1, seconds: float = 0.0) -> None:
         super().__init__()
-        self._ends, self._fails = ends, fails
+        self._ends, self._fails, self._breaks, self._seconds = ends, fails, breaks, seconds
 
     def prefill(self, items: list[PrefillItem]) -> list[StepResult]:
         return [StepResult(item.session, item.epoch, 7) for item in items]
 
     def decode_batch(self, items: list[DecodeItem]) -> list[StepResult]:
+        time.sleep(self._seconds)
+        if items[0].pos == self._breaks:
+            raise RuntimeError("a bug")
         if items[0].pos == self._fails:
             raise DecodeFailed("injected", 2)
         return [StepResult(item.session, item.epoch, 7, eog=item.pos == self._ends) for item in items]
@@ -271,3 +277,38 @@ def test_being_told_to_stop_lets_waiting_answers_leave() -> None:
 def test_what_waits_for_a_broker_that_is_gone_is_dropped() -> None:
     ticks: list[ToWorker] = [decode(2, hold=True), decode(3)]
     assert answers(ticks, [welcome("another")], []) == [[], [], []]
+
+
+def test_no_answer_waits_longer_than_it_may_where_the_engine_has_become_slow() -> None:
+    ticks: list[ToWorker] = [decode(number, hold=True) for number in range(2, 6)]
+    assert answers([*ticks, decode(6)], [], [], [], [], engine=StreamingEngine(seconds=0.06)) == [
+        [], [], [2, 3], [], [4, 5, 6],
+    ]  # fmt: skip
+
+
+def test_an_answer_does_not_wait_for_moves() -> None:
+    moving = msgspec.structs.replace(decode(3), release=[5])
+    assert answers([decode(2, hold=True), moving], []) == [[], [2, 3]]
+    seen: list[int] = []
+
+    class Watching(StreamingEngine):
+        def release(self, session: int | str, epoch: int) -> None:
+            seen.append(len(link.of(TickResult)))
+
+    status = WorkerStatus()
+    both: list[ToWorker] = [welcome(), prefilling(1), prefilling(2, slot=5)]
+    held = msgspec.structs.replace(decode(2, hold=True), tick_id=3)
+    freed = msgspec.structs.replace(decode(3), tick_id=4, release=[5])
+    link = ScriptedLink(status, both, [], [held, freed], [], [])
+    serving(status, link, Watching()).run()
+    assert seen[0] == 3
+
+
+def test_an_engine_that_breaks_takes_no_finished_answer_with_it() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(
+        status, [welcome(), prefilling(1)], [decode(2, hold=True), decode(3, hold=True), decode(4)], [], []
+    )
+    with pytest.raises(RuntimeError, match="a bug"):
+        serving(status, link, StreamingEngine(breaks=4)).run()
+    assert [part.tick_id for part in link.of(TickResult)] == [1, 2, 3]

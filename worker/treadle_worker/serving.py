@@ -17,7 +17,7 @@ from treadle_worker.handshake import EXIT_FAILURE, Handshake
 from treadle_worker.link import BrokerLink
 from treadle_worker.status import WorkerStatus
 
-MAX_OUTSTANDING: Final = 4 * MAX_TOGETHER  # ticks taken and not run; a broker awaits two answers
+MAX_OUTSTANDING: Final = 4 * MAX_TOGETHER  # ticks taken and not run; a broker has half of them out
 
 
 class Serving:
@@ -40,6 +40,7 @@ class Serving:
         self._handshake = Handshake()
         self._ticks: deque[Tick] = deque()
         self._held: list[TickResult] = []  # answers that wait for the next tick's
+        self._held_since = 0.0
         self._ignored = status.ignored
         self._log = get_logger("worker")
         self._exit: int | None = None
@@ -47,11 +48,17 @@ class Serving:
     def run(self) -> int:
         """Serve; the exit code."""
         self._link.drop_waiting()  # it was said to a worker that had nothing to offer yet
+        try:
+            return self._serve()
+        finally:
+            self._answer()
+
+    def _serve(self) -> int:
         while not self._is_over():
             for message in self._link.receive():
                 self._handle(message)
             self._keep_standing(time.monotonic())
-            if not (self._ticks and self._ticks[0].decode):  # nothing comes soon that they could wait for
+            if self._held and not self._may_wait(time.monotonic()):
                 self._answer()
             if self._is_over():  # asked after the link was heard, or the ring that tells of it would be lost
                 break
@@ -59,7 +66,6 @@ class Serving:
                 self._run(self._ticks.popleft())
             else:
                 self._link.wait(self._patience())
-        self._answer()
         return self._exit or 0
 
     def _is_over(self) -> bool:
@@ -162,11 +168,19 @@ class Serving:
         status = self._status
         status.tick_started = time.monotonic()
         for part in self._runner.run(tick):
+            self._held_since = self._held_since if self._held else time.monotonic()
             self._held.append(part)
-            if not (tick.hold and _goes_on(part)):
+            if not (tick.hold and _all_go_on(part)):
                 self._answer()
         status.tick_started = None
         status.progress += 1
+
+    def _may_wait(self, now: float) -> bool:
+        """Whether the answers that are held will leave with the next tick's, and soon."""
+        if not self._ticks or now - self._held_since >= self._config.coalesce_ms / 1000:
+            return False
+        tick = self._ticks[0]
+        return bool(tick.decode) and not (tick.keep or tick.park or tick.release or tick.restore or tick.copy)
 
     def _answer(self) -> None:
         """Every answer leaves, in the order of their ticks."""
@@ -176,6 +190,6 @@ class Serving:
         self._held.clear()
 
 
-def _goes_on(part: TickResult) -> bool:
+def _all_go_on(part: TickResult) -> bool:
     """Whether every row of an answer has run, and no sequence has ended with it."""
     return not (part.error or part.skipped) and not any(row.eog or row.miss for row in part.rows)
