@@ -34,7 +34,7 @@ class Coalescing:
     def ahead(self) -> int:
         """Ticks that the engine needs to go on with while an answer is dealt with."""
         decode_s = self._pace.decode_s
-        if not self._limit_s or not decode_s or self._inflight.prefills:
+        if not self._limit_s or not decode_s:
             return 1
         return min(ceil(_TURN_S / decode_s), MAX_TOGETHER)
 

@@ -50,9 +50,14 @@ class InFlight:
         return self._depth == 1
 
     def full(self, ahead: int) -> bool:
-        """Whether another tick has to wait: there is one to be answered, and ``ahead`` more to go on with."""
+        """Whether another tick has to wait: there is one to be answered, and ``ahead`` more to go on with. What follows
+        a prompt is planned once it runs: whoever comes until then is in it.
+        """
         if self.lockstep:
             return bool(self._sent)
+        for place, sent in enumerate(self._sent):
+            if sent.plan.prefill:
+                return place > 0 or len(self._sent) > 1
         held_first = sum(1 for _ in takewhile(lambda sent: sent.plan.hold, self._sent))
         return len(self._sent) > held_first + ahead
 

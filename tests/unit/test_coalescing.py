@@ -141,6 +141,25 @@ def test_who_comes_is_in_the_next_tick_that_is_planned_and_nothing_is_held_besid
     assert shape([*flying, *came]).startswith("..")  # its prompt's last chunk, and what runs beside it
 
 
+@pytest.mark.parametrize("decode_s", [0.001, 0.002, DECODE_S, 0.05])
+def test_what_follows_a_prompt_is_planned_when_it_runs(decode_s: float) -> None:
+    scheduler = short_ticks(decode_s=decode_s)
+    flying = streaming(scheduler, "a")
+    for _ in range(3):
+        flying = [*answered(scheduler, flying, decode_s), *all_planned(scheduler)]
+    scheduler.submit([job("first", prompt=300)], 1.0)
+    while not any(plan.prefill for plan in flying):
+        flying = [*answered(scheduler, flying, decode_s), *all_planned(scheduler)]
+    assert flying[-1].prefill
+    assert len(flying) > 1
+    scheduler.submit([job("second", prompt=300)], 1.0)
+    assert not all_planned(scheduler)
+    while not flying[0].prefill:
+        scheduler.complete(answer(flying.pop(0)), 1.0)
+    (following,) = all_planned(scheduler)
+    assert "second" in prefilling(following)
+
+
 def test_nothing_is_held_while_somebody_waits_for_a_slot() -> None:
     scheduler = short_ticks(max_active=2)
     flying = streaming(scheduler, "a", "b")
