@@ -48,6 +48,8 @@ class Planner:
         roster = self._roster
         waiting = [session for session in roster.prefilling() if roster.suspects.may_run(session)]
         budget, min_rows = self._prefill_budget(len(waiting), decoding), roster.facts.min_prefill_rows
+        if decoding and len(waiting) == 1:
+            budget = evenly(self.rows_to_run(waiting[0]), budget)
         return [self._prefill(chunk) for chunk in pick_prefills(waiting, budget, min_rows, self._find)]
 
     def rows_to_run(self, session: Session) -> int:
@@ -123,6 +125,9 @@ class Planner:
 _BURSTS_ALONE = 4
 _MOST_ALONE = 1 << 14  # tokens: 64 KiB in a frame
 
+_GRAIN = 16
+"""Rows. Matrix kernels take them in groups of this size or a part of it, and what is left over at a higher price."""
+
 _MAX_COPIES = 24
 """Beginnings copied in one tick: each may bring 16 KiB of tokens for the penalties and its parameters once more, and a
 tick of every slot has to stay within a frame."""
@@ -137,6 +142,14 @@ def pick_decodes(ready: Sequence[Session], limit: int) -> list[Session]:
     if len(ready) <= limit:
         return list(ready)
     return sorted(ready, key=lambda session: session.last_turn)[:limit]
+
+
+def evenly(rows: int, budget: int) -> int:
+    """The size of chunks that run ``rows`` in as few ticks as ``budget`` allows, none much longer than the others: the
+    longest is what streams wait for.
+    """
+    even = -(-rows // -(-rows // budget))
+    return min(budget, -(-even // _GRAIN) * _GRAIN)
 
 
 def _nothing(_session: Session) -> None:

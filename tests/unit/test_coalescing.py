@@ -133,7 +133,7 @@ def test_who_comes_is_in_the_next_tick_that_is_planned_and_nothing_is_held_besid
     scheduler.submit([job("new", prompt=600)], 1.0)
     flying = answered(scheduler, flying)
     came = all_planned(scheduler)
-    assert prefilling(came[0]) == {"new": 512}
+    assert prefilling(came[0]) == {"new": 304}
     while "new" not in decoding(came[-1]):
         assert not any(plan.hold for plan in came)
         flying = [*answered(scheduler, [*flying, *came])]

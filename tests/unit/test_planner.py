@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle_broker.planner import chunk_rows, pick_decodes, pick_prefills
+from treadle_broker.planner import chunk_rows, evenly, pick_decodes, pick_prefills
 from treadle_broker.session import Job, Session, SessionKey
 
 lengths = st.integers(1, 300)
@@ -35,6 +35,19 @@ def test_a_chunk_is_as_large_as_the_rules_allow(remaining: int, budget: int, min
     assert rows == (max(within) if within else rows)
     assert rows <= max(budget, 2 * min_rows - 1)
     assert rows >= smallest
+
+
+@given(lengths, lengths)
+def test_even_chunks_are_no_more_than_there_must_be_and_none_is_longer_than_it_must_be(rows: int, budget: int) -> None:
+    size = evenly(rows, budget)
+    chunks = -(-rows // budget)
+    assert -(-rows // size) <= chunks
+    assert size <= budget
+    assert (size - 16) * chunks < rows
+
+
+def test_a_long_prompt_runs_in_even_chunks_beside_streams() -> None:
+    assert [evenly(700, 160), evenly(560, 160), evenly(140, 160), evenly(161, 160)] == [144, 144, 144, 96]
 
 
 @pytest.mark.parametrize(
