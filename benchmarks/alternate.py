@@ -62,13 +62,16 @@ async def _rounds(options: argparse.Namespace, progress: Progress) -> dict[str, 
     experiment, case, environ = LOADS[options.load], parse_case(options.case), environment()
     tokenizer = VocabTokenizer(case.model())
     found: dict[str, list[list[Trace]]] = defaultdict(list)
+    systems = {name: _system(name, progress) for name in options.systems}
+    if len(systems) < len(options.systems):
+        raise BenchmarkError("a system is named twice")
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treadle-alternate-")))
         running: dict[str, Running] = {}
-        for number, name in enumerate(options.systems):
+        for number, (name, system) in enumerate(systems.items()):
             (scratch := folder / str(number)).mkdir()
             setting = _setting(experiment, case, scratch, environ)
-            running[name] = await stack.enter_async_context(_system(name, progress).run(setting))
+            running[name] = await stack.enter_async_context(system.run(setting))
         for number in range(-1, options.rounds):  # one before the first, to warm up
             progress.say(f"{options.load}, round {number + 1} of {options.rounds}")
             names = options.systems[number % len(running) :] + options.systems[: number % len(running)]

@@ -24,7 +24,7 @@ ENV_PREFIX = "TREADLE_"
 NODE_FILE = "node.toml"  # what a supervisor leaves in the runtime directory for its children
 
 MIN_SESSION_TOKENS = 8  # the shortest context that is of any use
-MIN_SLICE_TOKENS = 4  # a turn shorter than the ticks in flight would cost more to begin than it yields
+MIN_SLICE_TOKENS = 4  # a shorter turn would cost more to begin than it yields
 
 _MOST_DERIVED_CACHE_SLOTS = 8  # each takes the memory of a whole session
 

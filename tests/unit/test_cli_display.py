@@ -57,9 +57,10 @@ def test_without_news_a_line_now_and_then_says_that_it_goes_on() -> None:
     assert len(out.getvalue().splitlines()) == 10
 
 
-def test_a_node_that_drains_is_not_called_ready() -> None:
+@pytest.mark.parametrize(("phase", "load"), [("ready", 1.0), ("loading", 0.43)])
+def test_a_node_that_drains_is_called_nothing_else(phase: str, load: float) -> None:
     out = io.StringIO()
-    Progress(out, Clock()).show({"ready": False, "reason": "draining", "phase": "ready", "load": 1.0})
+    Progress(out, Clock()).show({"ready": False, "reason": "draining", "phase": phase, "load": load})
     assert out.getvalue() == "treadle: draining\n"
 
 

@@ -62,8 +62,10 @@ def phase_of(facts: dict[str, Any] | None) -> tuple[str, float]:
     """What the node does, in words, and how far its load has come (0 to 1)."""
     if facts is None:
         return "starting the broker", 0.0
+    if facts.get("reason") == "draining":
+        return "draining", 0.0
     load = facts.get("load")
-    phase = "draining" if facts.get("reason") == "draining" else facts.get("phase") or ""
+    phase = facts.get("phase") or ""
     words = _PHASES.get(phase, phase) or facts.get("reason") or "starting the worker"
     return str(words), float(load) if isinstance(load, int | float) else 0.0
 
