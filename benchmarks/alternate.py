@@ -15,23 +15,22 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 from comparison import closed_suite
-from comparison.case import Case, parse_case
+from comparison.case import parse_case
 from comparison.errors import BenchmarkError
-from comparison.experiment import Experiment
 from comparison.llama_server import LlamaServer
 from comparison.measures import measured
 from comparison.peers import build_peers
 from comparison.progress import Progress
 from comparison.prompts import Prompts
 from comparison.ratios import Range
-from comparison.runner import SEED
-from comparison.systems import Running, Setting, System, environment
+from comparison.runner import SEED, Runner
+from comparison.systems import Running, System, environment
 from comparison.trace import Trace
 from comparison.treadle_system import Treadle
 from make_quants import cache_folder
@@ -61,38 +60,30 @@ async def _rounds(options: argparse.Namespace, progress: Progress) -> dict[str, 
     """What came of each round, by system."""
     experiment, case, environ = LOADS[options.load], parse_case(options.case), environment()
     tokenizer = VocabTokenizer(case.model())
+    threads = len(os.sched_getaffinity(0))
     found: dict[str, list[list[Trace]]] = defaultdict(list)
     systems = {name: _system(name, progress) for name in options.systems}
     if len(systems) < len(options.systems):
         raise BenchmarkError("a system is named twice")
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer.encode(text).tolist()
+
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treadle-alternate-")))
         running: dict[str, Running] = {}
         for number, (name, system) in enumerate(systems.items()):
             (scratch := folder / str(number)).mkdir()
-            setting = _setting(experiment, case, scratch, environ)
-            running[name] = await stack.enter_async_context(system.run(setting))
+            runner = Runner(case, systems, tokenize, threads, scratch, environ)
+            running[name] = await stack.enter_async_context(system.run(runner.setting(experiment)))
         for number in range(-1, options.rounds):  # one before the first, to warm up
             progress.say(f"{options.load}, round {number + 1} of {options.rounds}")
             names = options.systems[number % len(running) :] + options.systems[: number % len(running)]
             for name in names:
-                prompts = Prompts(lambda text: tokenizer.encode(text).tolist(), SEED + number)
-                traces = await experiment.drive(running[name].ask, prompts)
+                traces = await experiment.drive(running[name].ask, Prompts(tokenize, SEED + number))
                 if number >= 0:
                     found[name].append(traces)
     return found
-
-
-def _setting(experiment: Experiment, case: Case, scratch: Path, environ: Mapping[str, str]) -> Setting:
-    return Setting(
-        model=case.model(),
-        sessions=experiment.sessions,
-        session_tokens=experiment.session_tokens,
-        threads=len(os.sched_getaffinity(0)),
-        scratch=scratch,
-        environ=environ,
-        numerics=case.numerics,
-    )
 
 
 def _system(name: str, progress: Progress) -> System:

@@ -22,9 +22,9 @@ class Cadence:
         if more:
             return None
         took = (now - self._began_at) / self._ticks if self._ticks else None
-        self._began_at, self._ticks = None, 0
+        self.begin_anew()
         return took
 
-    def interrupted(self) -> None:
-        """What was in flight is lost: the next tick begins anew."""
+    def begin_anew(self) -> None:
+        """The next tick begins anew: what was in flight has its answer, or is lost."""
         self._began_at, self._ticks = None, 0

@@ -266,7 +266,7 @@ class Scheduler:
     def _retire(self, result: TickResult, now: float) -> None:
         sent = self._inflight.retire()
         if sent.void:
-            self._cadence.interrupted()
+            self._cadence.begin_anew()
             return
         self._kv_drift = result.kv_tokens - sent.physical_rows
         more = sent.plan.hold and self.awaits_answer
@@ -306,7 +306,7 @@ class Scheduler:
         self._resync = False
         self._kv_drift = 0
         dropped = self._inflight.drop_all()
-        self._cadence.interrupted()
+        self._cadence.begin_anew()
         in_ticks = dict.fromkeys(session for sent in dropped if not sent.void for session in sent.unanswered())
         active = [session for session in self._roster.sessions.values() if session.active]
         bystanders = [session for session in active if session not in in_ticks]
