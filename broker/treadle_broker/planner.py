@@ -64,16 +64,18 @@ class Planner:
         return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 
     def _prefill_budget(self, waiting: int, decoding: int) -> int:
-        """Beside streams the cap, which one that waits for its first token never exceeds; the more wait beside it, for
-        each that streams, the closer to the burst. Several bursts while nobody streams. So those that come together
-        run together. All within what the longest tick, and a latency target, leave.
+        """Beside streams the cap, and more, up to the burst, for two reasons: the more wait for each that streams, so
+        that those that come together run together; and the more stream, whose decode takes longer too, so that a
+        prefill takes some multiple of it whatever their number. Several bursts while nobody streams. All within what
+        the longest tick, and a latency target, leave.
         """
         budget = self._roster.budget
         cap, burst = budget.max_prefill_tokens_per_tick, budget.burst_prefill_tokens_per_tick
         if not decoding:
             share = max(cap, burst, min(_BURSTS_ALONE * burst, _MOST_ALONE))
         else:
-            share = max(cap, min(burst, burst * (waiting - 1) // decoding))
+            crowd, streams = burst * (waiting - 1) // decoding, cap * decoding // _STREAMS_OF_CAP
+            share = max(cap, min(burst, max(crowd, streams)))
             if budget.target_itl_ms:
                 share = self._pace.budget(share, budget.target_itl_ms / 1000)
         return self._pace.within(share, self._roster.budget.longest_prefill_ms / 1000)
@@ -124,6 +126,10 @@ class Planner:
 
 _BURSTS_ALONE = 4
 _MOST_ALONE = 1 << 14  # tokens: 64 KiB in a frame
+
+_STREAMS_OF_CAP = 10
+"""The cap is for so many streams, and in proportion for more: among 32 of mixed lengths 384 rows a tick instead of 160
+gave 1.09 and 1.16 of the throughput and 0.7 of the time to the first token."""
 
 _GRAIN = 16
 """Rows. Matrix kernels take them in groups of this size or a part of it, and what is left over at a higher price."""

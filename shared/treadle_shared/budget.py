@@ -33,7 +33,8 @@ class NodeBudget:
     active ones; ``queue_depth`` requests and ``queue_tokens`` prompt tokens that may wait; ``max_active``
     sessions at once; ``max_batch_size`` decode rows and ``max_prefill_tokens_per_tick`` prompt tokens a tick;
     ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
-    the next, in proportion while fewer do but several, and four times that while none waits for the next;
+    the next, in proportion while fewer do but several or more than ten stream, and four times that while none waits
+    for the next;
     ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none); ``coalesce_ms``
     milliseconds that tokens may wait to leave together with later ones (0: each leaves at once);
     ``longest_prefill_ms`` milliseconds that a tick may prefill for, by measurement.

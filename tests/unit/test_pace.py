@@ -225,6 +225,25 @@ def test_the_burst_is_spent_by_how_many_wait_for_each_that_streams(waiting: int,
     assert (len(plan.decode), plan.prefill_tokens) == (streams, prefilled)
 
 
+@pytest.mark.parametrize(
+    ("streams", "burst", "prefilled"),
+    [(1, 256, 20), (10, 256, 20), (15, 256, 30), (40, 256, 80), (40, 48, 48), (40, 0, 20)],
+)
+def test_more_streams_leave_a_prompt_more_of_a_tick_but_no_more_than_a_burst(
+    streams: int, burst: int, prefilled: int
+) -> None:
+    limits = {"max_prefill_tokens_per_tick": 20, "burst_prefill_tokens_per_tick": burst}
+    scheduler = node(max_active=streams + 1, **limits)
+    scheduler.submit([job(f"old{number}", prompt=2, new=500) for number in range(streams)], 0.0)
+    now = 0.0
+    while len((plan := planned(scheduler, now)).decode) < streams:
+        run(scheduler, plan, now := now + 0.1)
+    run(scheduler, plan, now)
+    scheduler.submit([job("new", prompt=480, new=4)], now)
+    plan = planned(scheduler, now + 0.1)
+    assert (len(plan.decode), plan.prefill_tokens) == (streams, prefilled)
+
+
 def test_a_few_streams_do_not_hold_many_back() -> None:
     scheduler = node(max_active=9, max_prefill_tokens_per_tick=64, burst_prefill_tokens_per_tick=256)
     scheduler.submit([job("first", prompt=64, new=500)], 0.0)
