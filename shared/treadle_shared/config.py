@@ -144,12 +144,21 @@ def load_config(
 ) -> NodeConfig:
     """Read the configuration; later sources win. Flags that are None are absent.
 
-    Raises ConfigError naming the key, or the file when it cannot be read as TOML.
+    Raises ConfigError naming the key, and the variable or file that set it, or a file that cannot be read as TOML.
     """
-    settings = _from_file(file) if file else {}
-    settings |= _from_environ(os.environ if environ is None else environ)
-    settings |= {key: value for key, value in (flags or {}).items() if value is not None}
-    return make_config(settings)
+    written = _from_file(file) if file else {}
+    named = _from_environ(os.environ if environ is None else environ)
+    flagged = {key: value for key, value in (flags or {}).items() if value is not None}
+    try:
+        return make_config(written | named | flagged)
+    except ConfigError as error:
+        if error.key in flagged:
+            raise
+        if error.key in named:
+            raise _set_by(_variable(error.key), error) from None
+        if error.key in written:
+            raise _set_by(str(file), error) from None
+        raise
 
 
 def read_node_config(directory: Path, named: str | None) -> NodeConfig:
@@ -231,8 +240,19 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         key = name.removeprefix(ENV_PREFIX).lower()
         if key not in hints:
             raise ConfigError(name, "is not a known setting")
-        settings[key] = _from_text(key, text, hints[key])
+        try:
+            settings[key] = _from_text(key, text, hints[key])
+        except ConfigError as error:
+            raise _set_by(name, error) from None
     return settings
+
+
+def _variable(key: str) -> str:
+    return ENV_PREFIX + key.upper()
+
+
+def _set_by(source: str, error: ConfigError) -> ConfigError:
+    return ConfigError(error.key, f"{error.problem}; set by {source}")
 
 
 def _from_text(key: str, text: str, hint: Any) -> Any:

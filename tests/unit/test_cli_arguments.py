@@ -94,6 +94,17 @@ def test_a_wrong_argument_is_one_line_and_a_usage_error(argv: list[str], capsys:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("argument", ["--nonsense", "--max", "more"])
+def test_an_argument_that_a_command_does_not_know_is_its_own_error(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["generate", "x", argument])
+    assert left.value.code == exits.USAGE
+    said = capsys.readouterr().err
+    assert said == f"treadle generate: unrecognized arguments: {argument} (see `treadle generate --help`)\n"
+
+
 def test_options_of_a_generation_are_those_that_were_given() -> None:
     args = make_parser().parse_args(["generate", "x", "--max-tokens", "5", "--stop", "a", "--stop", "b", "--seed", "0"])
     assert options_of(args) == {"max_tokens": 5, "stop": ["a", "b"], "seed": 0}

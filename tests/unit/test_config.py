@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from pathlib import Path
 from types import UnionType
@@ -131,6 +132,21 @@ def test_a_variable_that_is_no_number_is_refused_with_its_key_named(key: str, te
     with pytest.raises(ConfigError) as caught:
         load_config(environ={f"TREADLE_{key.upper()}": text})
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("value", ["0", "many"])
+def test_a_refused_value_is_told_with_where_it_was_set(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f'max_sessions = "{value}"\n')
+    with pytest.raises(ConfigError, match=f"^max_sessions: .*; set by {re.escape(str(file))}$"):
+        load_config(file, environ={})
+    with pytest.raises(ConfigError, match=r"^max_sessions: .*; set by TREADLE_MAX_SESSIONS$"):
+        load_config(environ={"TREADLE_MAX_SESSIONS": value})
+    with pytest.raises(ConfigError, match=r"^slots: .*; set by TREADLE_SLOTS$"):  # wrong beside another setting only
+        load_config(file=None, environ={"TREADLE_SLOTS": "9", "TREADLE_MAX_SESSIONS": "4"})
+    with pytest.raises(ConfigError) as refused:
+        load_config(flags={"max_sessions": 0}, environ={"TREADLE_MAX_SESSIONS": "4"})
+    assert "set by" not in str(refused.value)
 
 
 def test_unknown_keys_are_refused_by_name(tmp_path: Path) -> None:

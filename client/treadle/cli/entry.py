@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from treadle.cli import exits
 from treadle_shared.errors import TreadleError
@@ -42,7 +42,10 @@ class Command(Protocol):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument errors leave with EX_USAGE and one line."""
+    """Flags are written out; argument errors leave with EX_USAGE and one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(exits.USAGE, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
@@ -51,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    args = make_parser(words).parse_args(words)
+    args = _parsed(words)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -67,6 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.exit_code(error)
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; one that a command does not know is that command's error."""
+    args, unknown = make_parser(words).parse_known_args(words)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
 def make_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of all commands; of the one that ``words`` begin with alone, where they begin with one."""
     parser = _Parser(prog="treadle", description="Serve many LLM sessions at once from one GGUF model.")
@@ -79,7 +90,7 @@ def make_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         sub.add_argument("--runtime-dir", metavar="DIR", help="the node's runtime directory")
         command.add_arguments(sub)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
     return parser
 
 
