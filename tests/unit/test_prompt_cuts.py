@@ -41,12 +41,18 @@ def test_alone_every_call_holds_one_piece_of_one_chunk(lengths: list[int], limit
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=8), st.integers(1, 600))
-def test_packed_calls_are_full_but_for_the_last(lengths: list[int], limit: int) -> None:
+def test_packed_calls_take_what_fits_and_cut_only_what_is_longer_than_a_call(lengths: list[int], limit: int) -> None:
     calls = calls_packed(lengths, limit)
     rows = [sum(piece.size for piece in call) for call in calls]
-    assert all(count == limit for count in rows[:-1])
-    assert 0 < rows[-1] <= limit
+    assert all(0 < count <= limit for count in rows)
+    assert all(count + after[0].size > limit for count, after in zip(rows, calls[1:], strict=False))
+    pieces = [piece for call in calls for piece in call]
+    assert all(piece.last and piece.offset == 0 for piece in pieces if lengths[piece.item] <= limit)
     _check_coverage(lengths, calls)
+
+
+def test_equal_prompts_share_calls_whole() -> None:
+    assert [[piece.size for piece in call] for call in calls_packed([100] * 8, 512)] == [[100] * 5, [100] * 3]
 
 
 def test_where_there_is_nothing_to_run_there_is_no_call() -> None:

