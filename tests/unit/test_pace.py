@@ -232,7 +232,18 @@ def test_the_burst_is_spent_by_how_many_wait_for_each_that_streams(waiting: int,
 def test_more_streams_leave_a_prompt_more_of_a_tick_but_no_more_than_a_burst(
     streams: int, burst: int, prefilled: int
 ) -> None:
-    limits = {"max_prefill_tokens_per_tick": 20, "burst_prefill_tokens_per_tick": burst}
+    plan = with_a_prompt_beside(streams, cap=20, burst=burst)
+    assert (len(plan.decode), plan.prefill_tokens) == (streams, prefilled)
+
+
+def test_more_streams_leave_a_prompt_no_more_than_runs_in_half_a_second() -> None:
+    plan = with_a_prompt_beside(40, cap=150, burst=2000)
+    assert TOKEN_S * plan.prefill_tokens == pytest.approx(0.48)  # two even chunks; 600 tokens were allowed otherwise
+
+
+def with_a_prompt_beside(streams: int, cap: int, burst: int) -> Plan:
+    """The tick after a prompt of 480 tokens has come to so many streams."""
+    limits = {"max_prefill_tokens_per_tick": cap, "burst_prefill_tokens_per_tick": burst}
     scheduler = node(max_active=streams + 1, **limits)
     scheduler.submit([job(f"old{number}", prompt=2, new=500) for number in range(streams)], 0.0)
     now = 0.0
@@ -240,8 +251,7 @@ def test_more_streams_leave_a_prompt_more_of_a_tick_but_no_more_than_a_burst(
         run(scheduler, plan, now := now + 0.1)
     run(scheduler, plan, now)
     scheduler.submit([job("new", prompt=480, new=4)], now)
-    plan = planned(scheduler, now + 0.1)
-    assert (len(plan.decode), plan.prefill_tokens) == (streams, prefilled)
+    return planned(scheduler, now + 0.1)
 
 
 def test_a_few_streams_do_not_hold_many_back() -> None:
