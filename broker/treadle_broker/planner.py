@@ -65,9 +65,9 @@ class Planner:
 
     def _prefill_budget(self, waiting: int, decoding: int) -> int:
         """Beside streams the cap, and more, up to the burst, for two reasons: the more wait for each that streams, so
-        that those that come together run together; and the more stream, whose decode takes longer too, so that a
-        prefill takes some multiple of it whatever their number, but no more than half a second. Several bursts while
-        nobody streams. All within what the longest tick, and a latency target, leave.
+        that those that come together run together; and, within half a second, the more stream, whose decode takes
+        longer too, so that a prefill takes some multiple of it whatever their number. Several bursts while nobody
+        streams. All within what the longest tick, and a latency target, leave.
         """
         budget = self._roster.budget
         cap, burst = budget.max_prefill_tokens_per_tick, budget.burst_prefill_tokens_per_tick

@@ -144,10 +144,11 @@ def load_config(
 ) -> NodeConfig:
     """Read the configuration; later sources win. Flags that are None are absent.
 
-    Raises ConfigError naming the key, and the variable or file that set it, or a file that cannot be read as TOML.
+    Raises ConfigError naming the key, with the variable or file that set it if one did, or a file that is not TOML.
     """
     written = _from_file(file) if file else {}
-    named = _from_environ(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    named = _from_environ(environ)
     flagged = {key: value for key, value in (flags or {}).items() if value is not None}
     try:
         return make_config(written | named | flagged)
@@ -155,7 +156,7 @@ def load_config(
         if error.key in flagged:
             raise
         if error.key in named:
-            raise _set_by(_variable(error.key), error) from None
+            raise _set_by(_variable(error.key, environ), error) from None
         if error.key in written:
             raise _set_by(str(file), error) from None
         raise
@@ -247,8 +248,9 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _variable(key: str) -> str:
-    return ENV_PREFIX + key.upper()
+def _variable(key: str, environ: Mapping[str, str]) -> str:
+    """The variable that sets a key: names count in either case, and the last of them wins."""
+    return [name for name in environ if name.startswith(ENV_PREFIX) and name[len(ENV_PREFIX) :].lower() == key][-1]
 
 
 def _set_by(source: str, error: ConfigError) -> ConfigError:

@@ -105,6 +105,13 @@ def test_an_argument_that_a_command_does_not_know_is_its_own_error(
     assert said == f"treadle generate: unrecognized arguments: {argument} (see `treadle generate --help`)\n"
 
 
+def test_an_argument_before_the_command_is_nobodys(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--runtime-dir=/x", "status"])
+    assert left.value.code == exits.USAGE
+    assert capsys.readouterr().err == "treadle: unrecognized arguments: --runtime-dir=/x (see `treadle --help`)\n"
+
+
 def test_options_of_a_generation_are_those_that_were_given() -> None:
     args = make_parser().parse_args(["generate", "x", "--max-tokens", "5", "--stop", "a", "--stop", "b", "--seed", "0"])
     assert options_of(args) == {"max_tokens": 5, "stop": ["a", "b"], "seed": 0}

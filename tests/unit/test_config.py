@@ -144,6 +144,8 @@ def test_a_refused_value_is_told_with_where_it_was_set(value: str, tmp_path: Pat
         load_config(environ={"TREADLE_MAX_SESSIONS": value})
     with pytest.raises(ConfigError, match=r"^slots: .*; set by TREADLE_SLOTS$"):  # wrong beside another setting only
         load_config(file=None, environ={"TREADLE_SLOTS": "9", "TREADLE_MAX_SESSIONS": "4"})
+    with pytest.raises(ConfigError, match=r"^slots: .*; set by TREADLE_slots$"):
+        load_config(file=None, environ={"TREADLE_SLOTS": "2", "TREADLE_slots": "9", "TREADLE_MAX_SESSIONS": "4"})
     with pytest.raises(ConfigError) as refused:
         load_config(flags={"max_sessions": 0}, environ={"TREADLE_MAX_SESSIONS": "4"})
     assert "set by" not in str(refused.value)

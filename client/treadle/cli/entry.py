@@ -71,10 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments; one that a command does not know is that command's error."""
-    args, unknown = make_parser(words).parse_known_args(words)
+    """The arguments; one behind a command that does not know it is that command's error."""
+    parser = make_parser(words)
+    args, unknown = parser.parse_known_args(words)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        asked = args.parser if words[0] in COMMANDS else parser
+        asked.error(f"unrecognized arguments: {' '.join(' '.join(unknown).split())}")
     return args
 
 

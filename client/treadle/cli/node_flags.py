@@ -32,7 +32,7 @@ _HELP: Final = {
     "weight_bytes": "most bytes of weights; a larger model is refused",
     "scratch_bytes": "most bytes outside weights and KV",
     "max_prefill_tokens_per_tick": "prompt tokens between two decodes",
-    "burst_prefill_tokens_per_tick": "the same while many wait for a first token; 0 for no more",
+    "burst_prefill_tokens_per_tick": "the same while many wait for a first token or stream; 0 for no more",
     "target_itl_ms": "milliseconds between two tokens of a stream that prefill is held to; 0 for none",
     "coalesce_ms": "milliseconds that tokens may wait for one another; 0 for none",
     "tick_depth": "2: ticks are sent while one runs; 1: each waits for the answer before",
