@@ -148,18 +148,16 @@ def load_config(
     """
     written = _from_file(file) if file else {}
     environ = os.environ if environ is None else environ
-    named = _from_environ(environ)
+    variables = _variables(environ)
+    named = {key: _from_variable(key, name, environ[name]) for key, name in variables.items()}
     flagged = {key: value for key, value in (flags or {}).items() if value is not None}
     try:
         return make_config(written | named | flagged)
     except ConfigError as error:
-        if error.key in flagged:
+        source = variables.get(error.key, str(file) if error.key in written else "")
+        if error.key in flagged or not source:
             raise
-        if error.key in named:
-            raise _set_by(_variable(error.key, environ), error) from None
-        if error.key in written:
-            raise _set_by(str(file), error) from None
-        raise
+        raise _set_by(source, error) from None
 
 
 def read_node_config(directory: Path, named: str | None) -> NodeConfig:
@@ -232,25 +230,20 @@ _NOT_SETTINGS = frozenset({"TREADLE_RUNTIME_DIR", "TREADLE_CONFIG"})
 """Variables that say where a node is, not how it runs."""
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    hints = get_type_hints(NodeConfig, include_extras=True)
-    settings: dict[str, Any] = {}
-    for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in _NOT_SETTINGS:
-            continue
-        key = name.removeprefix(ENV_PREFIX).lower()
-        if key not in hints:
-            raise ConfigError(name, "is not a known setting")
-        try:
-            settings[key] = _from_text(key, text, hints[key])
-        except ConfigError as error:
-            raise _set_by(name, error) from None
-    return settings
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that sets each key: names count in either case, and the last of them wins."""
+    names = [name for name in environ if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS]
+    return {name.removeprefix(ENV_PREFIX).lower(): name for name in names}
 
 
-def _variable(key: str, environ: Mapping[str, str]) -> str:
-    """The variable that sets a key: names count in either case, and the last of them wins."""
-    return [name for name in environ if name.startswith(ENV_PREFIX) and name[len(ENV_PREFIX) :].lower() == key][-1]
+def _from_variable(key: str, name: str, text: str) -> Any:
+    hint = get_type_hints(NodeConfig, include_extras=True).get(key)
+    if hint is None:
+        raise ConfigError(name, "is not a known setting")
+    try:
+        return _from_text(key, text, hint)
+    except ConfigError as error:
+        raise _set_by(name, error) from None
 
 
 def _set_by(source: str, error: ConfigError) -> ConfigError:
