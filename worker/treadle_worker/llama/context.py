@@ -78,6 +78,7 @@ class LlamaContext:
         self.batch.struct.n_tokens = rows
         log = self.model.library.log
         log.forget_errors()
+        self.model.library.working()
         code = self._api.llama_decode(self._handle, self.batch.struct)
         if code != 0:
             problem = _FAILURES.get(code, "unknown failure")

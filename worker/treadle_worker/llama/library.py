@@ -19,16 +19,11 @@ import structlog
 
 from treadle_shared.errors import ModelError
 from treadle_shared.log import get_logger
+from treadle_worker.llama.spinning import adapted_spinning, prepare_spinning
 from treadle_worker.llama.switches import KernelSwitches
 
 _TILED_SWITCH: Final = "GGML_CPU_TILED_MM"  # 0 turns the tiled kernels off
 _TINY_BLAS: Final = "LLAMAFILE = 1"  # how a build's description names tinyBLAS
-
-_SPIN_SWITCH: Final = "GOMP_SPINCOUNT"
-_SPINS: Final = "1000"
-"""How often OpenMP's threads look at a barrier before they sleep. The default, millions, makes a tick that
-shares its CPUs with anything else, a broker and clients say, 3 to 4 times slower than this does; on idle CPUs
-both are equally fast, while sleeping at once (0) costs 40 %."""
 
 _LEVEL_ERROR, _LEVEL_CONTINUED = 4, 5  # enum ggml_log_level
 _KEPT_ERRORS: Final = 4  # llama.cpp reports one fault in two or three lines, the cause first
@@ -86,6 +81,7 @@ class Library:
         self.api = api
         self.ggml = ctypes.CDLL(api._lib._name)
         self.log = LlamaLog()
+        self.spinning = adapted_spinning(self.ggml)
         self._tiled: bool | None = None  # not known before the first model
         # C keeps a pointer to the callback for as long as the process lives, so this object must too.
         self._callback = api.llama_log_callback(self.log.receive)
@@ -116,6 +112,11 @@ class Library:
             self._tiled = os.environ.get(_TILED_SWITCH) != "0"
         return dataclasses.replace(switches, tiled_kernels=self._tiled)
 
+    def working(self) -> None:
+        """The calling thread is about to run a batch."""
+        if self.spinning is not None:
+            self.spinning.working()
+
     @property
     def offloads(self) -> bool:
         """Whether this build can run layers on a GPU."""
@@ -128,13 +129,12 @@ def load_library(exact: bool = False) -> Library:
     """
     if exact:
         os.environ[_TILED_SWITCH] = "0"
-    if "OMP_WAIT_POLICY" not in os.environ:  # the operator's word on the same matter
-        os.environ.setdefault(_SPIN_SWITCH, _SPINS)
     return _loaded()
 
 
 @functools.cache
 def _loaded() -> Library:
+    prepare_spinning()
     try:
         import llama_cpp.llama_cpp as api
     except ImportError:

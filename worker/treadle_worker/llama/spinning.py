@@ -1,0 +1,149 @@
+"""How long OpenMP's threads look at a barrier before they sleep."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Final
+
+import structlog
+
+from treadle_shared.log import get_logger
+from treadle_worker.llama.crowd import Crowd, waiting
+from treadle_worker.pinning import usable_cpus
+
+_PERIOD_S: Final = 0.2  # a spinning batch beside another one may take seconds; no longer than this goes by unseen
+
+_SPIN_SWITCH: Final = "GOMP_SPINCOUNT"
+_OPERATORS_WORD: Final = (_SPIN_SWITCH, "OMP_WAIT_POLICY")
+_UNSEEN_SPINS: Final = "1000"
+"""Where the kernel does not tell how long a thread waits: by default a batch that shares its processors would take many
+times longer, and one whose threads sleep at once (0) 40 % longer."""
+
+
+def prepare_spinning() -> None:
+    """Before libgomp is loaded, which reads the environment once: a moderate spin where none can be adapted later."""
+    if waiting(threading.get_native_id()) is None and not _said():
+        os.environ[_SPIN_SWITCH] = _UNSEEN_SPINS
+
+
+def adapted_spinning(library: ctypes.CDLL) -> Spinning | None:
+    """For a library and what it links to. None where libgomp is not among it, or the environment says how to spin."""
+    try:
+        parallel = library.GOMP_parallel  # libgomp's own entry of a parallel region, since GCC 4.9
+    except AttributeError:
+        return None
+    if _said():
+        return None
+    parallel.restype = None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # a void f(void *) that does nothing with a null
+    threads = len(usable_cpus()) + 1
+    return Spinning(lambda: parallel(nothing, None, threads, 0))
+
+
+def _said() -> bool:
+    return any(switch in os.environ for switch in _OPERATORS_WORD)
+
+
+class Spinning:
+    """Lets the process's OpenMP threads spin long while the processors are theirs, and shortly while others want them.
+
+    A thread that sleeps at a barrier has to be woken, and a virtual machine's processor that sleeps has to be given
+    back by its host: on a busy host a batch whose threads sleep takes up to a tenth longer. But where two batches share
+    processors, each spins while the other is to run, for seconds a batch. libgomp spins 300,000 times, and 100 times
+    where it manages more threads than there are processors (GOMP_SPINCOUNT in its manual); it has no other switch that
+    can be thrown while a process runs. So the short spin is a thread that owns that many more, all asleep.
+
+    The spin is short until a thread that calls ``working`` was seen to run undisturbed for a while. ``own_more`` makes
+    the calling thread the master of so many threads that libgomp manages more than there are processors.
+    """
+
+    def __init__(self, own_more: Callable[[], None]) -> None:
+        self._own_more = own_more
+        self._crowd = Crowd()
+        self._owner: _Owner | None = None
+        self._batches = 0
+        self._thread = 0  # native id of the one that computes
+        self._busy = Event()
+        self._log = get_logger("worker")
+        self.shorten()
+        Thread(target=self._watch, name="spinning", daemon=True).start()
+
+    @property
+    def short(self) -> bool:
+        """Whether threads sleep soon."""
+        return self._owner is not None
+
+    def working(self) -> None:
+        """The calling thread is about to run a batch."""
+        self._batches += 1
+        self._thread = threading.get_native_id()
+        if not self._busy.is_set():
+            self._busy.set()
+
+    def shorten(self) -> None:
+        """From now on threads sleep soon."""
+        if self._owner is None:
+            self._owner = _Owner(self._own_more)
+
+    def lengthen(self) -> None:
+        """From now on threads spin long."""
+        if self._owner is not None:
+            self._owner.end()
+            self._owner = None
+
+    def _watch(self) -> None:
+        while self._busy.wait():
+            batches, thread = self._batches, self._thread
+            before = waiting(thread)
+            time.sleep(_PERIOD_S)
+            after = waiting(thread)
+            if before is None or after is None:
+                self._rest(batches)
+                continue
+            lately = after.since(before)
+            self._adapt(self._crowd.saw(lately))
+            if lately.wanted_s == 0:
+                self._rest(batches)
+
+    def _rest(self, batches: int) -> None:
+        """Wait for the next batch; one that began meanwhile is not missed."""
+        self._busy.clear()
+        if self._batches != batches:
+            self._busy.set()
+
+    def _adapt(self, crowded: bool) -> None:
+        if crowded == self.short:
+            return
+        if structlog.is_configured():  # in a program that set up no logging, stay silent
+            self._log.debug("spinning", short=crowded)
+        if crowded:
+            self.shorten()
+        else:
+            self.lengthen()
+
+
+class _Owner:
+    """A thread that owns OpenMP threads. libgomp ends a thread's team with it, and counts it no more."""
+
+    def __init__(self, own: Callable[[], None]) -> None:
+        self._own = own
+        self._owns, self._ended = Event(), Event()
+        self._thread = Thread(target=self._live, name="short spin", daemon=True)
+        self._thread.start()
+        self._owns.wait()
+
+    def end(self) -> None:
+        """Return once it has ended."""
+        self._ended.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        self._own()
+        self._owns.set()
+        self._ended.wait()
