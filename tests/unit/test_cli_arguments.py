@@ -240,3 +240,11 @@ def test_a_model_is_known_to_the_children_by_its_absolute_path(tmp_path: Path, m
 def test_children_get_no_settings_by_the_environment() -> None:
     environ = {"PATH": "/bin", "TREADLE_MAX_SESSIONS": "9", "NOTIFY_SOCKET": "/s", "WATCHDOG_USEC": "1"}
     assert child_environment(environ) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_a_tail_of_no_lines_is_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["tail", "--count", count])
+    assert left.value.code == exits.USAGE
+    assert f"--count: must be at least 1, not {count}" in capsys.readouterr().err

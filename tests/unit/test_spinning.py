@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from treadle_worker.llama import crowd as crowd_module
 from treadle_worker.llama import spinning
 from treadle_worker.llama.crowd import Crowd, Waiting, waiting
 from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepare_spinning
@@ -43,10 +45,16 @@ def test_what_is_neither_calm_nor_crowded_changes_nothing_but_starts_the_calm_an
         assert crowd.saw(UNDECIDED)
 
 
-def test_a_thread_with_nothing_to_do_tells_nothing() -> None:
+@pytest.mark.parametrize(("waited_s", "crowded"), [(0.024, False), (0.026, True)])
+def test_a_quarter_of_the_time_is_a_crowd(waited_s: float, crowded: bool) -> None:
+    assert calm_crowd().saw(Waiting(0.1 - waited_s, waited_s)) is crowded
+
+
+@pytest.mark.parametrize("little", [NOTHING, Waiting(0.0, 0.019)])
+def test_a_thread_with_next_to_nothing_to_do_tells_nothing(little: Waiting) -> None:
     crowd = Crowd()
-    assert all(crowd.saw(NOTHING) for _ in range(100))
-    assert not any(calm_crowd().saw(NOTHING) for _ in range(100))
+    assert all(crowd.saw(little) for _ in range(1000))
+    assert not any(calm_crowd().saw(little) for _ in range(1000))
 
 
 def test_the_account_of_a_thread_grows_with_what_it_runs() -> None:
@@ -62,6 +70,14 @@ def test_the_account_of_a_thread_grows_with_what_it_runs() -> None:
 
 def test_a_thread_that_is_not_there_has_no_account() -> None:
     assert waiting(-1) is None
+
+
+@pytest.mark.parametrize("line", ["0 0 0\n", "", "1 2\n", "kept 0 0\n"])
+def test_an_account_that_is_not_kept_is_none(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "schedstat").write_text(line)
+    monkeypatch.setattr(crowd_module, "_TASKS", tmp_path)
+    assert waiting(7) is None
 
 
 def test_threads_sleep_soon_at_first_spin_long_when_calm_and_sleep_soon_again_in_a_crowd(account: Account) -> None:
@@ -96,36 +112,82 @@ def test_a_thread_that_ended_or_has_no_account_is_let_be(account: Account) -> No
     assert spin.short
 
 
-def test_saying_the_same_twice_changes_nothing() -> None:
-    owned: list[int] = []
-    spin = Spinning(lambda: owned.append(1))
+def test_a_batch_that_begins_while_the_watch_goes_to_rest_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spinning, "_watch", lambda self: None)
+    spin = Spinning(lambda: None)
+    spin.working()
+    spin.working()
+    spin._rest(1)  # it had seen one of the two
+    assert spin._busy.is_set()
+    spin._rest(2)
+    assert not spin._busy.is_set()
+
+
+def test_saying_the_same_twice_changes_nothing_and_who_owned_the_threads_ends() -> None:
+    owners: list[threading.Thread] = []
+    spin = Spinning(lambda: owners.append(threading.current_thread()))
     spin.shorten()
-    assert len(owned) == 1
+    (owner,) = owners
+    assert owner.is_alive()
     spin.lengthen()
+    spin.lengthen()
+    assert not spin.short
+    assert not owner.is_alive()
+
+
+def test_where_no_thread_is_to_be_had_they_go_on_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    spin = Spinning(lambda: None)
+    spin.lengthen()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    spin.shorten()
+    assert not spin.short
+    monkeypatch.undo()
+    spin.shorten()
+    assert spin.short
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_cannot_own_threads_hangs_nobody() -> None:
+    def fail() -> None:
+        raise OSError("no threads")
+
+    spin = Spinning(fail)
     spin.lengthen()
     assert not spin.short
 
 
 @pytest.mark.parametrize("switch", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_the_operators_word_stands(switch: str, account: Account, unsaid: None) -> None:
+def test_the_operators_word_stands(switch: str, account: Account, environ: dict[str, str]) -> None:
     account.lately = None
-    os.environ[switch] = "passive"
+    environ[switch] = "passive"
     prepare_spinning()
-    assert os.environ[switch] == "passive"
-    assert {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ) == {switch}
-    assert adapted_spinning(LinkedToLibgomp()) is None  # type: ignore[arg-type]
+    assert environ == {switch: "passive"}
+    assert adapted_spinning(LinkedToLibgomp(), 2, 2) is None  # type: ignore[arg-type]
 
 
-def test_where_the_kernel_keeps_no_account_the_spin_is_moderate(account: Account, unsaid: None) -> None:
+@pytest.mark.parametrize("switch", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_an_empty_word_is_none(switch: str, account: Account, environ: dict[str, str]) -> None:
+    account.lately = None
+    environ[switch] = ""
     prepare_spinning()
-    assert "GOMP_SPINCOUNT" not in os.environ
+    assert environ["GOMP_SPINCOUNT"] == "1000"
+
+
+def test_where_the_kernel_keeps_no_account_the_spin_is_moderate(account: Account, environ: dict[str, str]) -> None:
+    prepare_spinning()
+    assert "GOMP_SPINCOUNT" not in environ
     account.lately = None
     prepare_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    assert environ["GOMP_SPINCOUNT"] == "1000"
 
 
-def test_without_libgomp_there_is_nothing_to_adapt(unsaid: None) -> None:
-    assert adapted_spinning(ctypes.CDLL(None)) is None
+def test_without_libgomp_there_is_nothing_to_adapt(environ: dict[str, str]) -> None:
+    assert adapted_spinning(ctypes.CDLL(None), 2, 2) is None
+    assert adapted_spinning(LinkedToLlvms(), 2, 2) is None  # type: ignore[arg-type]
 
 
 class Account:
@@ -158,6 +220,13 @@ class LinkedToLibgomp:
         """Never called here."""
 
 
+class LinkedToLlvms(LinkedToLibgomp):
+    """LLVM's OpenMP has GCC's entries too, and waits by rules of its own."""
+
+
+setattr(LinkedToLlvms, "__kmpc_fork_call", None)  # a class would make its own name of it
+
+
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     account = Account()
@@ -167,9 +236,11 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 
 
 @pytest.fixture
-def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    monkeypatch.setattr(os, "environ", {key: value for key, value in os.environ.items() if key not in said})
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment, which says nothing."""
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(spinning, "os", SimpleNamespace(environ=environ))
+    return environ
 
 
 def calm_crowd() -> Crowd:

@@ -15,8 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic", action="append", choices=TOPICS, help="only this topic; may be repeated (default: all)"
     )
-    parser.add_argument("--count", type=int, metavar="N", help="leave after N lines; it waits for them")
+    parser.add_argument("--count", type=_lines, metavar="N", help="leave after N lines; it waits for them")
     parser.add_argument("--json", action="store_true", help="JSON lines (it prints nothing else)")
+
+
+def _lines(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
+    return count
 
 
 def run(args: argparse.Namespace) -> int:

@@ -48,6 +48,7 @@ class LlamaContext:
         self._api = model.library.api
         self.max_sessions = config.effective_slots
         self.max_sequences = config.effective_slots + (config.effective_cache_slots if model.can_copy else 0)
+        model.library.computes_with(threads)
         with model.library.log.recorded() as lines:
             self._handle = self._make(config, threads)
         self.compute_bytes = sum(_buffer_bytes(line) for line in lines)

@@ -35,12 +35,15 @@ class Waiting(NamedTuple):
 
 
 def waiting(thread: int) -> Waiting | None:
-    """The account of a thread of this process, by its native id; None where the kernel keeps none, or it has ended."""
+    """The account of a thread of this process, by its native id.
+
+    None where the kernel keeps none (the file is missing, or says that the thread never ran), and once it has ended.
+    """
     try:
-        ran, waited, _ = (_TASKS / str(thread) / "schedstat").read_text().split()
+        ran, waited, _ = map(int, (_TASKS / str(thread) / "schedstat").read_text().split())
     except (OSError, ValueError):
         return None
-    return Waiting(int(ran) * _NS, int(waited) * _NS)
+    return Waiting(ran * _NS, waited * _NS) if ran else None
 
 
 class Crowd:

@@ -19,8 +19,9 @@ import structlog
 
 from treadle_shared.errors import ModelError
 from treadle_shared.log import get_logger
-from treadle_worker.llama.spinning import adapted_spinning, prepare_spinning
+from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepare_spinning
 from treadle_worker.llama.switches import KernelSwitches
+from treadle_worker.pinning import usable_cpus
 
 _TILED_SWITCH: Final = "GGML_CPU_TILED_MM"  # 0 turns the tiled kernels off
 _TINY_BLAS: Final = "LLAMAFILE = 1"  # how a build's description names tinyBLAS
@@ -74,14 +75,16 @@ class LlamaLog:
 
 class Library:
     """The loaded library. ``api`` is the ``llama_cpp`` module of ctypes functions; ``ggml`` the same shared
-    object for the symbols that module does not bind.
+    object for the symbols that module does not bind; ``processors`` those the process had when it was loaded.
+    ``spinning`` is there once a context is made, where it can be adapted.
     """
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, processors: int) -> None:
         self.api = api
         self.ggml = ctypes.CDLL(api._lib._name)
         self.log = LlamaLog()
-        self.spinning = adapted_spinning(self.ggml)
+        self.spinning: Spinning | None = None
+        self._processors = processors
         self._tiled: bool | None = None  # not known before the first model
         # C keeps a pointer to the callback for as long as the process lives, so this object must too.
         self._callback = api.llama_log_callback(self.log.receive)
@@ -112,6 +115,11 @@ class Library:
             self._tiled = os.environ.get(_TILED_SWITCH) != "0"
         return dataclasses.replace(switches, tiled_kernels=self._tiled)
 
+    def computes_with(self, threads: int) -> None:
+        """A context is made whose batches run on so many threads; how those of the first one wait is adapted."""
+        if self.spinning is None:
+            self.spinning = adapted_spinning(self.ggml, threads, self._processors)
+
     def working(self) -> None:
         """The calling thread is about to run a batch."""
         if self.spinning is not None:
@@ -135,13 +143,14 @@ def load_library(exact: bool = False) -> Library:
 @functools.cache
 def _loaded() -> Library:
     prepare_spinning()
+    processors = len(usable_cpus())  # counted first, as OpenMP may pin the thread that loads it
     try:
         import llama_cpp.llama_cpp as api
     except ImportError:
         raise ModelError("llama-cpp-python is not installed; install treadle[node]") from None
     except (OSError, RuntimeError) as error:
         raise ModelError(f"llama-cpp-python cannot load its library: {error}") from None
-    return Library(api)
+    return Library(api, processors)
 
 
 def _without_function(line: str) -> str:

@@ -14,7 +14,6 @@ import structlog
 
 from treadle_shared.log import get_logger
 from treadle_worker.llama.crowd import Crowd, waiting
-from treadle_worker.pinning import usable_cpus
 
 _PERIOD_S: Final = 0.2  # a spinning batch beside another one may take seconds; no longer than this goes by unseen
 
@@ -31,23 +30,25 @@ def prepare_spinning() -> None:
         os.environ[_SPIN_SWITCH] = _UNSEEN_SPINS
 
 
-def adapted_spinning(library: ctypes.CDLL) -> Spinning | None:
-    """For a library and what it links to. None where libgomp is not among it, or the environment says how to spin."""
-    try:
-        parallel = library.GOMP_parallel  # libgomp's own entry of a parallel region, since GCC 4.9
-    except AttributeError:
+def adapted_spinning(library: ctypes.CDLL, threads: int, processors: int) -> Spinning | None:
+    """For a library, what it links to, batches of so many threads, and the processors there were when it was loaded.
+
+    None where OpenMP is not GCC's, or the environment says how to spin.
+    """
+    if not hasattr(library, "GOMP_parallel") or hasattr(library, "__kmpc_fork_call"):  # LLVM's has both
         return None
     if _said():
         return None
+    parallel = library.GOMP_parallel  # a parallel region, as GCC compiles it since 4.9
     parallel.restype = None
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # a void f(void *) that does nothing with a null
-    threads = len(usable_cpus()) + 1
-    return Spinning(lambda: parallel(nothing, None, threads, 0))
+    more = max(2, processors - threads + 2)  # the process's first thread counts, and a master once
+    return Spinning(lambda: parallel(nothing, None, more, 0))
 
 
 def _said() -> bool:
-    return any(switch in os.environ for switch in _OPERATORS_WORD)
+    return any(os.environ.get(switch) for switch in _OPERATORS_WORD)
 
 
 class Spinning:
@@ -60,7 +61,8 @@ class Spinning:
     can be thrown while a process runs. So the short spin is a thread that owns that many more, all asleep.
 
     The spin is short until a thread that calls ``working`` was seen to run undisturbed for a while. ``own_more`` makes
-    the calling thread the master of so many threads that libgomp manages more than there are processors.
+    the calling thread the master of so many threads that libgomp manages more than there are processors. The last
+    caller of ``working`` is watched; where two threads of the process compute, libgomp makes the spin short itself.
     """
 
     def __init__(self, own_more: Callable[[], None]) -> None:
@@ -87,9 +89,12 @@ class Spinning:
             self._busy.set()
 
     def shorten(self) -> None:
-        """From now on threads sleep soon."""
+        """From now on threads sleep soon; as before where the process may have no thread more."""
         if self._owner is None:
-            self._owner = _Owner(self._own_more)
+            try:
+                self._owner = _Owner(self._own_more)
+            except RuntimeError as error:
+                self._say(error=str(error))
 
     def lengthen(self) -> None:
         """From now on threads spin long."""
@@ -120,16 +125,19 @@ class Spinning:
     def _adapt(self, crowded: bool) -> None:
         if crowded == self.short:
             return
-        if structlog.is_configured():  # in a program that set up no logging, stay silent
-            self._log.debug("spinning", short=crowded)
+        self._say(short=crowded)
         if crowded:
             self.shorten()
         else:
             self.lengthen()
 
+    def _say(self, **facts: object) -> None:
+        if structlog.is_configured():  # in a program that set up no logging, stay silent
+            self._log.debug("spinning", **facts)
+
 
 class _Owner:
-    """A thread that owns OpenMP threads. libgomp ends a thread's team with it, and counts it no more."""
+    """A thread that owns OpenMP threads. libgomp ends a thread's team soon after it, and counts it no more."""
 
     def __init__(self, own: Callable[[], None]) -> None:
         self._own = own
@@ -144,6 +152,8 @@ class _Owner:
         self._thread.join()
 
     def _live(self) -> None:
-        self._own()
-        self._owns.set()
+        try:
+            self._own()
+        finally:
+            self._owns.set()
         self._ended.wait()
