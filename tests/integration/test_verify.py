@@ -139,8 +139,10 @@ def test_flash_attention_that_sums_in_blocks_is_inexact(model_path: Path, kv_typ
 
 
 def test_without_flash_attention_a_lone_row_is_inexact_unless_roles_are_kept(model_path: Path) -> None:
-    """That roles are kept goes with the switches; an engine is made to think otherwise here."""
-    exact, detail, _ = self_test(model_path, flash_attention=False, roles=False)
+    """That roles are kept goes with the switches; an engine is made to think otherwise here. A cache of f16 shows it on
+    every processor: where AVX2 is all there is, those of other types come out equal.
+    """
+    exact, detail, _ = self_test(model_path, kv_type="f16", flash_attention=False, roles=False)
     assert not exact
     assert "in chunks of (1, 7, 1, 32) differ" in detail
 
