@@ -19,6 +19,7 @@ from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepare_sp
 CALM, CROWDED, UNDECIDED = Waiting(0.19, 0.01), Waiting(0.10, 0.10), Waiting(0.17, 0.03)
 NOTHING = Waiting(0.0, 0.0)
 LONG_CALM = 20  # looks of 0.2 s
+FIRST_CALM = 3
 
 
 def test_others_are_supposed_to_be_there_until_the_thread_ran_undisturbed_for_a_while() -> None:
@@ -36,9 +37,20 @@ def test_one_look_at_a_crowd_is_enough_and_a_calm_one_is_not() -> None:
     assert crowd.saw(CALM)
 
 
+def test_calm_comes_soon_at_first_and_late_after_a_crowd() -> None:
+    fresh, warned = Crowd(), Crowd()
+    warned.saw(CROWDED)
+    for _ in range(FIRST_CALM):
+        fresh.saw(CALM)
+        warned.saw(CALM)
+    assert not fresh.here
+    assert warned.here
+
+
 def test_what_is_neither_calm_nor_crowded_changes_nothing_but_starts_the_calm_anew() -> None:
     assert not calm_crowd().saw(UNDECIDED)
     crowd = Crowd()
+    crowd.saw(CROWDED)
     for _ in range(LONG_CALM):
         crowd.saw(CALM)
         crowd.saw(CALM)
@@ -161,31 +173,28 @@ def test_what_cannot_own_threads_hangs_nobody() -> None:
 
 
 @pytest.mark.parametrize("switch", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_the_operators_word_stands(switch: str, account: Account, environ: dict[str, str]) -> None:
-    account.lately = None
+@pytest.mark.parametrize("seen", [True, False])
+def test_the_operators_word_stands(switch: str, seen: bool, account: Account, environ: dict[str, str]) -> None:
+    account.lately = CALM if seen else None
     environ[switch] = "passive"
-    prepare_spinning()
+    assert not prepare_spinning()
     assert environ == {switch: "passive"}
-    assert adapted_spinning(LinkedToLibgomp(), 2, 2) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("switch", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
 def test_an_empty_word_is_none(switch: str, account: Account, environ: dict[str, str]) -> None:
-    account.lately = None
     environ[switch] = ""
-    prepare_spinning()
-    assert environ["GOMP_SPINCOUNT"] == "1000"
+    assert prepare_spinning()
+    assert environ[switch]
 
 
 def test_where_the_kernel_keeps_no_account_the_spin_is_moderate(account: Account, environ: dict[str, str]) -> None:
-    prepare_spinning()
-    assert "GOMP_SPINCOUNT" not in environ
     account.lately = None
-    prepare_spinning()
-    assert environ["GOMP_SPINCOUNT"] == "1000"
+    assert not prepare_spinning()
+    assert environ == {"GOMP_SPINCOUNT": "1000"}
 
 
-def test_without_libgomp_there_is_nothing_to_adapt(environ: dict[str, str]) -> None:
+def test_without_libgomp_there_is_nothing_to_adapt() -> None:
     assert adapted_spinning(ctypes.CDLL(None), 2, 2) is None
     assert adapted_spinning(LinkedToLlvms(), 2, 2) is None  # type: ignore[arg-type]
 

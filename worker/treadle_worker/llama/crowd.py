@@ -12,7 +12,8 @@ _CROWDED: Final = 0.25
 """Of the time that the thread could have run, what it waited for a processor. Broker and clients of one node make it
 wait for 1 to 7 % on two processors, a second node for half."""
 _CALM: Final = 0.10
-_CALM_FOR_S: Final = 2.0  # a neighbour that comes and goes counts as there
+_CALM_AT_FIRST_S: Final = 0.4
+_CALM_AGAIN_S: Final = 2.0  # a neighbour that was seen, and comes and goes, counts as there
 _LEAST_S: Final = 0.02  # less than this tells nothing
 
 
@@ -48,12 +49,13 @@ def waiting(thread: int) -> Waiting | None:
 
 class Crowd:
     """Follows a computing thread. ``here`` is true at first, once the thread had to wait much, and until it has had
-    something to do for a while and hardly waited.
+    something to do for a while and hardly waited: a short while at first, a longer one after a crowd.
     """
 
     def __init__(self) -> None:
         self.here = True
         self._calm_s = 0.0
+        self._patience_s = _CALM_AT_FIRST_S
 
     def saw(self, lately: Waiting) -> bool:
         """Take what the thread did lately, and return ``here``."""
@@ -63,6 +65,7 @@ class Crowd:
         self._calm_s = self._calm_s + lately.wanted_s if share < _CALM else 0.0
         if share >= _CROWDED:
             self.here = True
-        elif self._calm_s >= _CALM_FOR_S:
+            self._patience_s = _CALM_AGAIN_S
+        elif self._calm_s >= self._patience_s:
             self.here = False
         return self.here

@@ -76,15 +76,16 @@ class LlamaLog:
 class Library:
     """The loaded library. ``api`` is the ``llama_cpp`` module of ctypes functions; ``ggml`` the same shared
     object for the symbols that module does not bind; ``processors`` those the process had when it was loaded.
-    ``spinning`` is there once a context is made, where it can be adapted.
+    ``spinning`` is there once a context is made, where it can be adapted; ``adapts`` whether it may.
     """
 
-    def __init__(self, api: Any, processors: int) -> None:
+    def __init__(self, api: Any, processors: int, adapts: bool) -> None:
         self.api = api
         self.ggml = ctypes.CDLL(api._lib._name)
         self.log = LlamaLog()
         self.spinning: Spinning | None = None
         self._processors = processors
+        self._adapts = adapts
         self._tiled: bool | None = None  # not known before the first model
         # C keeps a pointer to the callback for as long as the process lives, so this object must too.
         self._callback = api.llama_log_callback(self.log.receive)
@@ -117,7 +118,7 @@ class Library:
 
     def computes_with(self, threads: int) -> None:
         """A context is made whose batches run on so many threads; how those of the first one wait is adapted."""
-        if self.spinning is None:
+        if self._adapts and self.spinning is None:
             self.spinning = adapted_spinning(self.ggml, threads, self._processors)
 
     def working(self) -> None:
@@ -142,7 +143,7 @@ def load_library(exact: bool = False) -> Library:
 
 @functools.cache
 def _loaded() -> Library:
-    prepare_spinning()
+    adapts = prepare_spinning()
     processors = len(usable_cpus())  # counted first, as OpenMP may pin the thread that loads it
     try:
         import llama_cpp.llama_cpp as api
@@ -150,7 +151,7 @@ def _loaded() -> Library:
         raise ModelError("llama-cpp-python is not installed; install treadle[node]") from None
     except (OSError, RuntimeError) as error:
         raise ModelError(f"llama-cpp-python cannot load its library: {error}") from None
-    return Library(api, processors)
+    return Library(api, processors, adapts)
 
 
 def _without_function(line: str) -> str:

@@ -17,27 +17,35 @@ from treadle_worker.llama.crowd import Crowd, waiting
 
 _PERIOD_S: Final = 0.2  # a spinning batch beside another one may take seconds; no longer than this goes by unseen
 
-_SPIN_SWITCH: Final = "GOMP_SPINCOUNT"
-_OPERATORS_WORD: Final = (_SPIN_SWITCH, "OMP_WAIT_POLICY")
-_UNSEEN_SPINS: Final = "1000"
+_SPINS, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+
+_ADAPTED: Final = {_SPINS: "300000", _POLICY: "active"}
+"""libgomp's default while it manages no more threads than there are processors, and 1,000 spins, for "active", where it
+does. The default there is 100: a fifth better for two nodes on two processors, and almost half worse for one."""
+
+_UNSEEN: Final = {_SPINS: "1000"}
 """Where the kernel does not tell how long a thread waits: by default a batch that shares its processors would take many
 times longer, and one whose threads sleep at once (0) 40 % longer."""
 
 
-def prepare_spinning() -> None:
-    """Before libgomp is loaded, which reads the environment once: a moderate spin where none can be adapted later."""
-    if waiting(threading.get_native_id()) is None and not _said():
-        os.environ[_SPIN_SWITCH] = _UNSEEN_SPINS
+def prepare_spinning() -> bool:
+    """Before libgomp is loaded, which reads the environment once: set it, unless the operator has.
+
+    Whether the spin may be adapted later.
+    """
+    if any(os.environ.get(switch) for switch in (_SPINS, _POLICY)):
+        return False
+    seen = waiting(threading.get_native_id()) is not None
+    os.environ.update(_ADAPTED if seen else _UNSEEN)
+    return seen
 
 
 def adapted_spinning(library: ctypes.CDLL, threads: int, processors: int) -> Spinning | None:
     """For a library, what it links to, batches of so many threads, and the processors there were when it was loaded.
 
-    None where OpenMP is not GCC's, or the environment says how to spin.
+    None where OpenMP is not GCC's.
     """
     if not hasattr(library, "GOMP_parallel") or hasattr(library, "__kmpc_fork_call"):  # LLVM's has both
-        return None
-    if _said():
         return None
     parallel = library.GOMP_parallel  # a parallel region, as GCC compiles it since 4.9
     parallel.restype = None
@@ -47,18 +55,14 @@ def adapted_spinning(library: ctypes.CDLL, threads: int, processors: int) -> Spi
     return Spinning(lambda: parallel(nothing, None, more, 0))
 
 
-def _said() -> bool:
-    return any(os.environ.get(switch) for switch in _OPERATORS_WORD)
-
-
 class Spinning:
     """Lets the process's OpenMP threads spin long while the processors are theirs, and shortly while others want them.
 
     A thread that sleeps at a barrier has to be woken, and a virtual machine's processor that sleeps has to be given
     back by its host: on a busy host a batch whose threads sleep takes up to a tenth longer. But where two batches share
-    processors, each spins while the other is to run, for seconds a batch. libgomp spins 300,000 times, and 100 times
-    where it manages more threads than there are processors (GOMP_SPINCOUNT in its manual); it has no other switch that
-    can be thrown while a process runs. So the short spin is a thread that owns that many more, all asleep.
+    processors, each spins while the other is to run, for seconds a batch. libgomp spins less where it manages more
+    threads than there are processors (GOMP_SPINCOUNT in its manual); it has no other switch that can be thrown while a
+    process runs. So the short spin is a thread that owns that many more, all asleep.
 
     The spin is short until a thread that calls ``working`` was seen to run undisturbed for a while. ``own_more`` makes
     the calling thread the master of so many threads that libgomp manages more than there are processors. The last
