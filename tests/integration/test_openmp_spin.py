@@ -18,7 +18,9 @@ import ctypes, json, os, subprocess, sys, threading, time
 from treadle_worker.llama.crowd import waiting
 from treadle_worker.llama.library import load_library
 
+before = dict(os.environ)
 library = load_library()
+assert dict(os.environ) == before, "children would take it for the operator's word"
 library.computes_with(2)
 region = library.ggml.GOMP_parallel
 nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
@@ -50,7 +52,7 @@ def work_until(short):
         library.working()
         for _ in range(100000): pass
     lately = waiting(threading.get_native_id()).since(before)
-    return library.spinning.short, lately.waited_s / lately.wanted_s
+    return library.spinning.short, lately.waited_s / max(lately.wanted_s, 1e-9)
 
 found = {"adapts": library.spinning is not None}
 if library.spinning is not None:
@@ -60,6 +62,7 @@ if library.spinning is not None:
     library.spinning.shorten()
     found["short"] = library.spinning.short, spun_s()
     found["calm"] = work_until(False)
+    library.spinning.lengthen()  # where it never became calm
     hogs = []
     try:
         for _ in range(3 * os.cpu_count()):

@@ -242,9 +242,9 @@ def test_children_get_no_settings_by_the_environment() -> None:
     assert child_environment(environ) == {"PATH": "/bin"}
 
 
-@pytest.mark.parametrize("count", ["0", "-1"])
+@pytest.mark.parametrize("count", ["0", "-1", "x"])
 def test_a_tail_of_no_lines_is_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["tail", "--count", count])
     assert left.value.code == exits.USAGE
-    assert f"--count: must be at least 1, not {count}" in capsys.readouterr().err
+    assert f"--count: must be a number of at least 1, not {count}" in capsys.readouterr().err

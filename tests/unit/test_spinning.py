@@ -14,7 +14,7 @@ import pytest
 from treadle_worker.llama import crowd as crowd_module
 from treadle_worker.llama import spinning
 from treadle_worker.llama.crowd import Crowd, Waiting, waiting
-from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepare_spinning
+from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepared_spinning
 
 CALM, CROWDED, UNDECIDED = Waiting(0.19, 0.01), Waiting(0.10, 0.10), Waiting(0.17, 0.03)
 NOTHING = Waiting(0.0, 0.0)
@@ -98,7 +98,7 @@ def test_threads_sleep_soon_at_first_spin_long_when_calm_and_sleep_soon_again_in
     assert spin.short
     assert len(owned) == 1
     account.lately = CALM
-    spin.working()
+    work(spin)
     until(lambda: not spin.short)
     account.lately = CROWDED
     until(lambda: spin.short)
@@ -107,19 +107,21 @@ def test_threads_sleep_soon_at_first_spin_long_when_calm_and_sleep_soon_again_in
 
 def test_an_idle_engine_is_not_watched_and_the_next_batch_is_seen(account: Account) -> None:
     spin = Spinning(lambda: None)
-    spin.working()
+    account.lately = UNDECIDED
+    work(spin)
     until(lambda: account.asked > 0)
     account.lately = NOTHING
     until(lambda: account.rests())
+    assert spin.short
     account.lately = CALM
-    spin.working()
+    work(spin)
     until(lambda: not spin.short)
 
 
 def test_a_thread_that_ended_or_has_no_account_is_let_be(account: Account) -> None:
     spin = Spinning(lambda: None)
     account.lately = None
-    spin.working()
+    work(spin)
     until(lambda: account.rests())
     assert spin.short
 
@@ -177,21 +179,40 @@ def test_what_cannot_own_threads_hangs_nobody() -> None:
 def test_the_operators_word_stands(switch: str, seen: bool, account: Account, environ: dict[str, str]) -> None:
     account.lately = CALM if seen else None
     environ[switch] = "passive"
-    assert not prepare_spinning()
+    with prepared_spinning() as adapts:
+        assert not adapts
+        assert environ == {switch: "passive"}
     assert environ == {switch: "passive"}
 
 
 @pytest.mark.parametrize("switch", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
 def test_an_empty_word_is_none(switch: str, account: Account, environ: dict[str, str]) -> None:
     environ[switch] = ""
-    assert prepare_spinning()
-    assert environ[switch]
+    with prepared_spinning() as adapts:
+        assert adapts
+        assert environ == {"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "active"}
+    assert environ == {switch: ""}
 
 
 def test_where_the_kernel_keeps_no_account_the_spin_is_moderate(account: Account, environ: dict[str, str]) -> None:
     account.lately = None
-    assert not prepare_spinning()
-    assert environ == {"GOMP_SPINCOUNT": "1000"}
+    with prepared_spinning() as adapts:
+        assert not adapts
+        assert environ == {"GOMP_SPINCOUNT": "1000"}
+    assert environ == {}
+
+
+@pytest.mark.parametrize(("threads", "processors", "owned"), [(2, 2, 2), (4, 2, 2), (2, 8, 8), (8, 8, 2)])
+def test_one_thread_more_than_there_are_processors_is_owned(threads: int, processors: int, owned: int) -> None:
+    """The process's first thread counts, the master of a batch once, and the owner with its batch's others."""
+    library = LinkedToLibgomp()
+    assert adapted_spinning(library, threads, processors) is not None  # type: ignore[arg-type]
+    assert library.GOMP_parallel.owned == [owned]
+    assert 1 + (threads - 1) + (owned - 1) > processors
+
+
+def test_where_a_batch_has_one_thread_nobody_waits() -> None:
+    assert adapted_spinning(LinkedToLibgomp(), 1, 2) is None  # type: ignore[arg-type]
 
 
 def test_without_libgomp_there_is_nothing_to_adapt() -> None:
@@ -222,11 +243,21 @@ class Account:
         return self.asked == before
 
 
+class Region:
+    """Stands for libgomp's entry, and keeps how large the teams are that it was asked for."""
+
+    def __init__(self) -> None:
+        self.owned: list[int] = []
+
+    def __call__(self, _function: ctypes.c_void_p, _data: None, threads: int, _flags: int) -> None:
+        self.owned.append(threads)
+
+
 class LinkedToLibgomp:
     """What a library looks like that was linked to libgomp."""
 
-    def GOMP_parallel(self) -> None:
-        """Never called here."""
+    def __init__(self) -> None:
+        self.GOMP_parallel = Region()
 
 
 class LinkedToLlvms(LinkedToLibgomp):
@@ -258,6 +289,13 @@ def calm_crowd() -> Crowd:
         crowd.saw(CALM)
     assert not crowd.here
     return crowd
+
+
+def work(spin: Spinning) -> None:
+    """Say so in a thread that ends, so that nothing is watched when the test is over."""
+    worker = threading.Thread(target=spin.working)
+    worker.start()
+    worker.join()
 
 
 def until(seen: Callable[[], bool]) -> None:

@@ -20,10 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lines(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1, not {text}")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ import structlog
 
 from treadle_shared.errors import ModelError
 from treadle_shared.log import get_logger
-from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepare_spinning
+from treadle_worker.llama.spinning import Spinning, adapted_spinning, prepared_spinning
 from treadle_worker.llama.switches import KernelSwitches
 from treadle_worker.pinning import usable_cpus
 
@@ -143,10 +143,10 @@ def load_library(exact: bool = False) -> Library:
 
 @functools.cache
 def _loaded() -> Library:
-    adapts = prepare_spinning()
     processors = len(usable_cpus())  # counted first, as OpenMP may pin the thread that loads it
     try:
-        import llama_cpp.llama_cpp as api
+        with prepared_spinning() as adapts:
+            import llama_cpp.llama_cpp as api
     except ImportError:
         raise ModelError("llama-cpp-python is not installed; install treadle[node]") from None
     except (OSError, RuntimeError) as error:

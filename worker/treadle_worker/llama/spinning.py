@@ -6,7 +6,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Final
 
@@ -21,30 +22,41 @@ _SPINS, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
 _ADAPTED: Final = {_SPINS: "300000", _POLICY: "active"}
 """libgomp's default while it manages no more threads than there are processors, and 1,000 spins, for "active", where it
-does. The default there is 100: a fifth better for two nodes on two processors, and almost half worse for one."""
+does. The default there is 100: better for two nodes on two processors, and up to half worse for one that is alone."""
 
 _UNSEEN: Final = {_SPINS: "1000"}
 """Where the kernel does not tell how long a thread waits: by default a batch that shares its processors would take many
 times longer, and one whose threads sleep at once (0) 40 % longer."""
 
 
-def prepare_spinning() -> bool:
-    """Before libgomp is loaded, which reads the environment once: set it, unless the operator has.
+@contextmanager
+def prepared_spinning() -> Iterator[bool]:
+    """Set the environment while libgomp is loaded, which reads it then and never again, unless the operator has set it.
 
     Whether the spin may be adapted later.
     """
     if any(os.environ.get(switch) for switch in (_SPINS, _POLICY)):
-        return False
+        yield False
+        return
     seen = waiting(threading.get_native_id()) is not None
+    before = {switch: os.environ.get(switch) for switch in (_SPINS, _POLICY)}
     os.environ.update(_ADAPTED if seen else _UNSEEN)
-    return seen
+    try:
+        yield seen
+    finally:  # children of this process are to decide for themselves
+        for switch, value in before.items():
+            os.environ.pop(switch, None)
+            if value is not None:
+                os.environ[switch] = value
 
 
 def adapted_spinning(library: ctypes.CDLL, threads: int, processors: int) -> Spinning | None:
     """For a library, what it links to, batches of so many threads, and the processors there were when it was loaded.
 
-    None where OpenMP is not GCC's.
+    None where there is no team, or OpenMP is not GCC's.
     """
+    if threads < 2:
+        return None
     if not hasattr(library, "GOMP_parallel") or hasattr(library, "__kmpc_fork_call"):  # LLVM's has both
         return None
     parallel = library.GOMP_parallel  # a parallel region, as GCC compiles it since 4.9
@@ -59,7 +71,7 @@ class Spinning:
     """Lets the process's OpenMP threads spin long while the processors are theirs, and shortly while others want them.
 
     A thread that sleeps at a barrier has to be woken, and a virtual machine's processor that sleeps has to be given
-    back by its host: on a busy host a batch whose threads sleep takes up to a tenth longer. But where two batches share
+    back by its host: on a busy host a batch whose threads sleep takes a tenth longer. But where two batches share
     processors, each spins while the other is to run, for seconds a batch. libgomp spins less where it manages more
     threads than there are processors (GOMP_SPINCOUNT in its manual); it has no other switch that can be thrown while a
     process runs. So the short spin is a thread that owns that many more, all asleep.
@@ -93,7 +105,9 @@ class Spinning:
             self._busy.set()
 
     def shorten(self) -> None:
-        """From now on threads sleep soon; as before where the process may have no thread more."""
+        """From now on threads sleep soon; as before where Python may start no thread. libgomp, which starts one more
+        for each processor that batches leave free, ends the process where it may not.
+        """
         if self._owner is None:
             try:
                 self._owner = _Owner(self._own_more)
