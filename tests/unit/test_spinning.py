@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -194,6 +195,21 @@ def test_an_empty_word_is_none(switch: str, account: Account, environ: dict[str,
     assert environ == {switch: ""}
 
 
+def test_a_thread_that_has_just_begun_finds_what_the_first_one_finds(environ: dict[str, str]) -> None:
+    """The kernel's account of a new thread is empty now and then."""
+
+    def prepare() -> bool:
+        with prepared_spinning() as adapts:
+            return adapts
+
+    found = []
+    for _ in range(300):
+        thread = threading.Thread(target=lambda: found.append(prepare()))
+        thread.start()
+        thread.join()
+    assert found == [prepare()] * 300
+
+
 def test_where_the_kernel_keeps_no_account_the_spin_is_moderate(account: Account, environ: dict[str, str]) -> None:
     account.lately = None
     with prepared_spinning() as adapts:
@@ -279,7 +295,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment, which says nothing."""
     environ: dict[str, str] = {}
-    monkeypatch.setattr(spinning, "os", SimpleNamespace(environ=environ))
+    monkeypatch.setattr(spinning, "os", SimpleNamespace(environ=environ, getpid=os.getpid))
     return environ
 
 

@@ -38,7 +38,7 @@ def prepared_spinning() -> Iterator[bool]:
     if any(os.environ.get(switch) for switch in (_SPINS, _POLICY)):
         yield False
         return
-    seen = waiting(threading.get_native_id()) is not None
+    seen = waiting(os.getpid()) is not None  # the first thread: one that has just begun may have no account yet
     before = {switch: os.environ.get(switch) for switch in (_SPINS, _POLICY)}
     os.environ.update(_ADAPTED if seen else _UNSEEN)
     try:
