@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from treadle_shared.codec import decode_from_worker, encode
 from treadle_shared.errors import MalformedMessage
-from treadle_shared.limits import MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_ANSWERS, MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.rundir import RuntimeDir
 from treadle_shared.ticks import (
     FromWorker,
@@ -88,14 +88,16 @@ class WorkerLink:
         """What the worker said, one by one: what is done with a message decides on the next. Messages of strangers
         are answered and dropped.
         """
-        for _ in range(_BURST):
+        left = _BURST
+        while left > 0:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = self._decode(frames)
-            if message is not None and self._accepts(frames[0], message, now):
-                yield message
+            left -= max(len(frames), 1)
+            for message in self._decoded(frames):
+                if self._accepts(identity, message, now):
+                    yield message
             if not _readable(self.socket):
                 return
 
@@ -156,15 +158,16 @@ class WorkerLink:
         self.monitor.close(0)
         self.socket.close()
 
-    def _decode(self, frames: list[bytes]) -> FromWorker | None:
-        if len(frames) != 2:
+    def _decoded(self, frames: list[bytes]) -> Iterator[FromWorker]:
+        """What a worker sent together, but for what is not the protocol, which is counted."""
+        if not 1 <= len(frames) <= MAX_ANSWERS:
             self.malformed += 1
-            return None
-        try:
-            return decode_from_worker(frames[1])
-        except MalformedMessage:
-            self.malformed += 1
-            return None
+            return
+        for frame in frames:
+            try:
+                yield decode_from_worker(frame)
+            except MalformedMessage:
+                self.malformed += 1
 
     def _accepts(self, identity: bytes, message: FromWorker, now: float) -> bool:
         """Whether the message comes from the worker, or from one that may become it."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ class WorkerDriver:
         (self.directory.path / "node.toml").write_text(config_to_toml(config))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._identity = b""
+        self._frames: deque[bytes] = deque()  # of a message, not yet asked for
         self._ticks = 0
         self._environ = {**os.environ, **(environ or {})}
         self.socket = self._bound()
@@ -137,10 +139,12 @@ class WorkerDriver:
 
     def next_message(self) -> FromWorker | None:
         """What arrives in a moment, if anything."""
-        if not self.socket.poll(POLL_MS):
+        if not self._frames and self.socket.poll(POLL_MS):
+            self._identity, *frames = self.socket.recv_multipart()
+            self._frames.extend(frames)
+        if not self._frames:
             return None
-        self._identity, frame = self.socket.recv_multipart()
-        message = decode_from_worker(frame)
+        message = decode_from_worker(self._frames.popleft())
         self.heard.append(message)
         return message
 

@@ -81,6 +81,7 @@ class ScriptedLink:
 
     def __init__(self, status: WorkerStatus, *turns: list[ToWorker], early: tuple[ToWorker, ...] = ()) -> None:
         self.said: list[msgspec.Struct] = []
+        self.together: list[int] = []
         self.waits = 0
         self.reopened = 0
         self.deaf = False
@@ -103,8 +104,9 @@ class ScriptedLink:
         self._turn += 1
         self.on_turn(self._turn)
 
-    def send(self, message: msgspec.Struct) -> bool:
-        self.said.append(message)
+    def send(self, *messages: msgspec.Struct) -> bool:
+        self.said.extend(messages)
+        self.together.append(len(messages))
         return not self.deaf
 
     def wait(self, seconds: float | None) -> None:
@@ -234,6 +236,14 @@ def answers(*turns: list[ToWorker], engine: BatchEngine | None = None) -> list[l
 
 def test_an_answer_that_may_wait_leaves_with_the_next_in_order() -> None:
     assert answers([decode(2, hold=True), decode(3, hold=True), decode(4)], [], []) == [[], [], [2, 3, 4]]
+
+
+def test_answers_that_leave_together_are_one_message() -> None:
+    status = WorkerStatus()
+    ticks: list[ToWorker] = [decode(2, hold=True), decode(3, hold=True), decode(4)]
+    link = ScriptedLink(status, [welcome(), prefilling(1)], ticks, [], [])
+    serving(status, link, StreamingEngine()).run()
+    assert link.together == [1, 3], "the answer of the prompt, three answers of a stream"
 
 
 def test_it_leaves_before_a_wait_where_no_tick_is_there() -> None:

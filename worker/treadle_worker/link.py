@@ -47,12 +47,12 @@ class BrokerLink:
         self.malformed = Throttle()
         self._connect()
 
-    def send(self, message: msgspec.Struct) -> bool:
-        """Send a message; False where no broker takes it."""
-        frame = encode(message)
+    def send(self, *messages: msgspec.Struct) -> bool:
+        """Send messages that arrive together; False where no broker takes them."""
+        frames = [encode(message) for message in messages]
         with self._lock:
             try:
-                self._socket.send(frame, _NOBLOCK)
+                self._socket.send_multipart(frames, _NOBLOCK)
             except zmq.Again:
                 return False
             finally:

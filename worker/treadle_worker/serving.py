@@ -183,10 +183,9 @@ class Serving:
         return bool(tick.decode) and not (tick.keep or tick.park or tick.release or tick.restore or tick.copy)
 
     def _answer(self) -> None:
-        """Every answer leaves, in the order of their ticks."""
-        for part in self._held:
-            if not self._link.send(part):
-                self._status.unheard = True
+        """Every answer leaves, in the order of their ticks; together, so that the broker turns once for all of them."""
+        if self._held and not self._link.send(*self._held):
+            self._status.unheard = True
         self._held.clear()
 
 

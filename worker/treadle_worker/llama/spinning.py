@@ -55,9 +55,8 @@ def adapted_spinning(library: ctypes.CDLL, threads: int, processors: int) -> Spi
 
     None where there is no team, or OpenMP is not GCC's.
     """
-    if threads < 2:
-        return None
-    if not hasattr(library, "GOMP_parallel") or hasattr(library, "__kmpc_fork_call"):  # LLVM's has both
+    of_gcc = hasattr(library, "GOMP_parallel") and not hasattr(library, "__kmpc_fork_call")  # LLVM's has both
+    if threads < 2 or not of_gcc:
         return None
     parallel = library.GOMP_parallel  # a parallel region, as GCC compiles it since 4.9
     parallel.restype = None
