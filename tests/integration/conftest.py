@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ def demo_model() -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return next(Path(spec.submodule_search_locations[0]).rglob("*.gguf"), None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell makes what it runs in the background deaf to Ctrl-C, and with it everything that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
