@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import ceil, floor
 
 import msgspec
 
 from treadle_broker.counters import Counters
+from treadle_broker.first_token import FirstTokenEstimate
 from treadle_broker.retry import RetryEstimator
 from treadle_broker.roster import Roster
 from treadle_broker.session import Job, Session, SessionKey, State
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
 
 _MAX_REMEMBERED_IDS = 4096  # ids whose last epoch is kept; older ones continue above every forgotten epoch
+_SHORTEST_TICK_S = 1e-4  # a mean may be nothing where a clock stood still
 
 
 class _Epochs:
@@ -45,11 +48,12 @@ class _Epochs:
 class Admission:
     """Decides on submissions and seats or queues what it accepts."""
 
-    def __init__(self, roster: Roster, counters: Counters, retry: RetryEstimator) -> None:
+    def __init__(self, roster: Roster, counters: Counters, retry: RetryEstimator, estimate: FirstTokenEstimate) -> None:
         self.draining = False
         self._roster = roster
         self._counters = counters
         self._retry = retry
+        self._estimate = estimate
         self.epochs = _Epochs()
         self._ids: dict[tuple[str, str], SessionKey] = {}
 
@@ -58,7 +62,7 @@ class Admission:
         accepted: list[Session] = []
         decisions: list[AdmissionDecision] = []
         for job in jobs:
-            outcome = self._decide(job, now)
+            outcome = self._decide(job, now, first=not accepted)
             if isinstance(outcome, AdmissionDecision):
                 self._withdraw(accepted)
                 return [], self._refuse_together(jobs, len(accepted), outcome, now)
@@ -73,9 +77,9 @@ class Admission:
         """The refusal that a job of at least so many tokens meets now because of what waits, or None."""
         if self.draining:
             return _refusal(session_id, AdmissionReason.REJECTED_DRAINING, message="the node is draining")
-        if not self._roster.anyone_ahead and self._roster.open_seats > 0:
-            return None
-        return self._queue_full(client, session_id, prompt_tokens, now)
+        seat = not self._roster.anyone_ahead and self._roster.open_seats > 0
+        full = None if seat else self._queue_full(client, session_id, prompt_tokens, now)
+        return full or self._too_late(client, session_id, 1, seat, now)  # the least that is left of any prompt
 
     def current(self, client: str, session_id: str) -> SessionKey | None:
         """The live session of that exact id."""
@@ -89,7 +93,8 @@ class Admission:
 
     # ---- one job
 
-    def _decide(self, job: Job, now: float) -> Session | AdmissionDecision:
+    def _decide(self, job: Job, now: float, *, first: bool) -> Session | AdmissionDecision:
+        """``first``: of those submitted together, which wait for one another by their own wish."""
         refusal = self._never_fits(job)
         if refusal is not None:
             return refusal
@@ -98,6 +103,8 @@ class Admission:
         full = None
         if not seat and not self._resumes(job):
             full = self._queue_full(job.client, job.session_id, job.prompt_tokens, now)
+        if full is None and first and not job.resumed:
+            full = self._too_late(job.client, job.session_id, self._estimate.rows_of(session), seat, now)
         if full is not None:
             return full
         self._enter(session)
@@ -203,19 +210,57 @@ class Admission:
                 )
         return None
 
+    def _too_late(self, client: str, session_id: str, rows: int, seat: bool, now: float) -> AdmissionDecision | None:
+        """The refusal where the first token would come later than the target because of others; whoever finds a
+        ``seat`` and no prompt ahead is late by its own alone, and taken.
+        """
+        target_s = self._roster.budget.target_ttft_ms / 1000
+        ahead = self._estimate.rows_ahead() if target_s else 0
+        if not target_s or (seat and not ahead):
+            return None
+        before_s = self._estimate.after(ahead) + (0.0 if seat else self._next_slot_s())
+        own_s = self._estimate.after(rows)
+        late_s = before_s + own_s - target_s
+        if late_s <= 0:
+            return None
+        return _refusal(
+            session_id,
+            AdmissionReason.REJECTED_QUEUE_FULL,
+            budget="target_ttft_ms",
+            needed=max(1, ceil(1000 * own_s)),
+            available=max(0, floor(1000 * (target_s - before_s))),
+            limit=self._roster.budget.target_ttft_ms,
+            retry_after_s=self._retry_when_early(client, late_s, own_s, now),
+            message="those ahead of it would let its first token come too late",
+        )
+
+    def _retry_when_early(self, client: str, late_s: float, own_s: float, now: float) -> float:
+        """Those who were refused come back one after the other, as the prompts ahead and then theirs have run."""
+        tick_s = max(self._retry.tick_s, _SHORTEST_TICK_S)
+        return round(self._retry.promise(client, [ceil(late_s / tick_s)], own_s / tick_s, now), 3)
+
     def _resumes(self, job: Job) -> bool:
         """Whether the job was accepted before; no more can have been than slots and queue hold."""
         budget = self._roster.budget
         return job.resumed and len(self._roster.queue) < budget.max_active + budget.queue_depth
 
     def _retry_after(self, client: str, now: float) -> float:
-        seated = self._roster.running()
-        head = self._roster.queue.head()
-        typical = [session.job.max_new_tokens for session in seated] if head is None else [head.job.max_new_tokens]
-        mean_job = sum(typical) / max(len(typical), 1)
+        return round(self._retry.promise(client, self._remaining(), self._mean_job(), now), 3)
+
+    def _next_slot_s(self) -> float:
+        """Seconds until a slot opens for a new request, behind those that wait for one."""
+        return self._retry.opens_in(self._remaining(), self._mean_job(), len(self._roster.queue))
+
+    def _remaining(self) -> list[int]:
+        """Ticks that each running session still needs."""
         sharing = self._roster.sharing
-        remaining = [int(sharing * self._ticks_left(session)) for session in seated]
-        return round(self._retry.promise(client, remaining, mean_job, now), 3)
+        return [int(sharing * self._ticks_left(session)) for session in self._roster.running()]
+
+    def _mean_job(self) -> float:
+        """Ticks of a typical session."""
+        head = self._roster.queue.head()
+        jobs = [session.job for session in self._roster.running()] if head is None else [head.job]
+        return sum(job.max_new_tokens for job in jobs) / max(len(jobs), 1)
 
     def _ticks_left(self, session: Session) -> int:
         chunk = self._roster.budget.max_prefill_tokens_per_tick

@@ -52,6 +52,7 @@ def derive_budget(config: NodeConfig, facts: EngineFacts) -> NodeBudget:
         max_prefill_tokens_per_tick=config.max_prefill_tokens_per_tick,
         burst_prefill_tokens_per_tick=config.burst_prefill_tokens_per_tick,
         target_itl_ms=config.target_itl_ms,
+        target_ttft_ms=config.target_ttft_ms,
         coalesce_ms=config.coalesce_ms,
         longest_prefill_ms=_longest_prefill_ms(config),
         kv_policy=config.kv_policy,

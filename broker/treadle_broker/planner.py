@@ -47,7 +47,7 @@ class Planner:
         """
         roster = self._roster
         waiting = [session for session in roster.prefilling() if roster.suspects.may_run(session)]
-        budget, min_rows = self._prefill_budget(len(waiting), decoding), roster.facts.min_prefill_rows
+        budget, min_rows = self.prefill_budget(len(waiting), decoding), roster.facts.min_prefill_rows
         if decoding and len(waiting) == 1:
             budget = evenly(self.rows_to_run(waiting[0]), budget)
         return [self._prefill(chunk) for chunk in pick_prefills(waiting, budget, min_rows, self._find)]
@@ -63,8 +63,10 @@ class Planner:
             return None
         return roster.prefixes.find(session, roster.facts.min_prefill_rows, roster.suspects.may_run)
 
-    def _prefill_budget(self, waiting: int, decoding: int) -> int:
-        """Beside streams the cap, and more, up to the burst, for two reasons: the more wait for each that streams, so
+    def prefill_budget(self, waiting: int, decoding: int) -> int:
+        """Prompt tokens of a tick where so many sessions wait for a first token, and so many stream.
+
+        Beside streams the cap, and more, up to the burst, for two reasons: the more wait for each that streams, so
         that those that come together run together; and, within half a second, the more stream, whose decode takes
         longer too, so that a prefill takes some multiple of it whatever their number. Several bursts while nobody
         streams. All within what the longest tick, and a latency target, leave.

@@ -72,6 +72,10 @@ class RetryEstimator:
             return max(_FLOOR_S, next(at for at, who in reversed(self._promises) if who == client) - now)
         return self._next_place(client, remaining, mean_job, now)
 
+    def opens_in(self, remaining: Sequence[int], mean_job: float, index: int) -> float:
+        """Seconds until the ``index``-th place from now opens, promised or not; see ``promise``."""
+        return _opening(sorted(remaining) or [1], mean_job, index) * self.tick_s
+
     def _lapse(self) -> None:
         _, client = self._promises.popleft()
         self._held[client] -= 1

@@ -14,6 +14,7 @@ from treadle_broker.cadence import Cadence
 from treadle_broker.coalescing import Coalescing
 from treadle_broker.counters import Counters
 from treadle_broker.deadlines import Deadlines
+from treadle_broker.first_token import FirstTokenEstimate
 from treadle_broker.inflight import InFlight, Sent
 from treadle_broker.marks import Marks
 from treadle_broker.moves import Moves
@@ -56,10 +57,11 @@ class Scheduler:
         self._counters = Counters()
         self._retry = RetryEstimator()
         self._retry.seed(facts.decode_tick_s)
-        self._admission = Admission(self._roster, self._counters, self._retry)
         self._pace = PrefillPace()
         self._pace.seed(facts.decode_tick_s, facts.prefill_tokens_per_s)
         self._planner = Planner(self._roster, self._pace)
+        estimate = FirstTokenEstimate(self._roster, self._planner, self._pace)
+        self._admission = Admission(self._roster, self._counters, self._retry, estimate)
         self._inflight = InFlight(depth)
         self._settlement = Settlement(
             self._roster, self._inflight, self._counters, self._finish, recover_misses=recover_misses

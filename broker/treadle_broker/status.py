@@ -126,6 +126,7 @@ class Status:
             "max_prefill_tokens_per_tick": config.max_prefill_tokens_per_tick,
             "burst_prefill_tokens_per_tick": config.burst_prefill_tokens_per_tick,
             "target_itl_ms": config.target_itl_ms,
+            "target_ttft_ms": config.target_ttft_ms,
             "coalesce_ms": config.coalesce_ms,
         }
 

@@ -15,6 +15,7 @@ _MAY_BE_ZERO = frozenset(
         "scratch_bytes_per_session",
         "burst_prefill_tokens_per_tick",
         "target_itl_ms",
+        "target_ttft_ms",
         "coalesce_ms",
         "slots",
         "park_bytes",
@@ -35,8 +36,9 @@ class NodeBudget:
     ``burst_prefill_tokens_per_tick`` (0: no more than that) while more sessions wait for their first token than for
     the next, in proportion while fewer do but several or more than ten stream, and four times that while none waits
     for the next;
-    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none); ``coalesce_ms``
-    milliseconds that tokens may wait to leave together with later ones (0: each leaves at once);
+    ``target_itl_ms`` milliseconds between two tokens of a stream that prefill is held to (0: none);
+    ``target_ttft_ms`` milliseconds to the first token: a request that others would make later is refused (0: none is);
+    ``coalesce_ms`` milliseconds that tokens may wait to leave together with later ones (0: each leaves at once);
     ``longest_prefill_ms`` milliseconds that a tick may prefill for, by measurement.
 
     ``kv_policy`` ``reserve`` sets a session's whole KV aside before it runs. ``optimistic`` sets aside what it holds
@@ -61,6 +63,7 @@ class NodeBudget:
     max_prefill_tokens_per_tick: int = 512
     burst_prefill_tokens_per_tick: int = 0
     target_itl_ms: int = 0
+    target_ttft_ms: int = 0
     coalesce_ms: int = 0
     longest_prefill_ms: int = 5000
     kv_policy: Literal["reserve", "optimistic"] = "reserve"

@@ -73,6 +73,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_prefill_tokens_per_tick: Annotated[int, Meta(ge=1, le=1 << 20)] = 160
     burst_prefill_tokens_per_tick: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
     target_itl_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    target_ttft_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
     coalesce_ms: Annotated[int, Meta(ge=0, le=250)] = 40
     tick_depth: Literal[1, 2] = 2
     slice_tokens: Annotated[int, Meta(ge=MIN_SLICE_TOKENS, le=1 << 20)] = 32
@@ -237,11 +238,10 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _from_variable(key: str, name: str, text: str) -> Any:
-    hint = get_type_hints(NodeConfig, include_extras=True).get(key)
-    if hint is None:
+    if key not in NodeConfig.__struct_fields__:
         raise ConfigError(name, "is not a known setting")
     try:
-        return _from_text(key, text, hint)
+        return setting_from_text(key, text)
     except ConfigError as error:
         raise _set_by(name, error) from None
 
@@ -250,8 +250,11 @@ def _set_by(source: str, error: ConfigError) -> ConfigError:
     return ConfigError(error.key, f"{error.problem}; set by {source}")
 
 
-def _from_text(key: str, text: str, hint: Any) -> Any:
-    """A typed value from an environment variable's text; an empty one of an optional key means None."""
+def setting_from_text(key: str, text: str) -> Any:
+    """The typed value of a setting from a flag's or a variable's text; an empty one of an optional key means None.
+    Raises ConfigError naming the key, and the values it may have where they are few.
+    """
+    hint = get_type_hints(NodeConfig, include_extras=True)[key]
     if not text and type(None) in get_args(hint):
         return None
     if _is_text(hint):

@@ -34,6 +34,7 @@ budgets = st.builds(
     max_batch_size=st.integers(1, 5),
     max_prefill_tokens_per_tick=st.integers(1, 9),
     burst_prefill_tokens_per_tick=st.sampled_from([0, 12]),
+    target_ttft_ms=st.sampled_from([0, 0, 100, 2000]),
     coalesce_ms=st.sampled_from([0, 50, 1000]),
     cache_slots=st.integers(0, 3),
     prefix_block_tokens=st.just(BLOCK),

@@ -164,6 +164,7 @@ class Walk:
             max_batch_size=draw.randint(1, 5),
             max_prefill_tokens_per_tick=draw.randint(1, 9),
             burst_prefill_tokens_per_tick=draw.choice([0, 0, 12]),
+            target_ttft_ms=draw.choice([0, 0, 100, 2000]),
             coalesce_ms=draw.choice([0, 50, 1000]),
             kv_policy="optimistic" if self._turns else "reserve",
             slots=turns[0] if self._turns else 0,

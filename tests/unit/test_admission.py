@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hand_worker import KV_BYTES, budget, facts, finish, job, key, node, tick
 
@@ -288,3 +290,79 @@ def test_a_newcomer_waits_behind_a_session_that_lost_its_slot() -> None:
     assert scheduler.telemetry(0.0).active_sessions == 2
     finish(scheduler)
     assert scheduler.telemetry(0.0).done_total == 3
+
+
+# ---- a target for the first token
+
+
+def timed(**changes: Any) -> Scheduler:
+    """A node that prefills 100 tokens a second, and whose decode batches take 50 ms."""
+    engine = facts(decode_tick_s=0.05, prefill_tokens_per_s=100.0)
+    bounds = budget(**{"target_ttft_ms": 1000, "max_prefill_tokens_per_tick": 20, **changes})
+    scheduler = Scheduler(bounds, engine, depth=1, eager=True)
+    scheduler.worker_ready(engine, 0.0)
+    return scheduler
+
+
+def test_whom_the_prompts_ahead_would_make_late_is_refused_and_told_when_to_come_back() -> None:
+    scheduler = timed()
+    assert _reasons(scheduler, job("a", prompt=60)) == [ADMITTED]
+    refused = scheduler.submit([job("b", prompt=60)], 0.0)[0]
+    assert (refused.reason, refused.budget) == (FULL, "target_ttft_ms")
+    assert (refused.needed, refused.available, refused.limit) == (600, 400, 1000)
+    again = scheduler.submit([job("c", prompt=60)], 0.0)[0]
+    assert 0.2 <= (refused.retry_after_s or 0.0) < (again.retry_after_s or 0.0)
+    assert _reasons(scheduler, job("d", prompt=40)) == [ADMITTED]
+    finish(scheduler)
+    assert _reasons(scheduler, job("b", prompt=60)) == [ADMITTED]
+
+
+def test_without_a_target_nobody_is_late() -> None:
+    assert _reasons(timed(target_ttft_ms=0), job("a", prompt=600), job("b", prompt=600)) == [ADMITTED, ADMITTED]
+
+
+def test_who_finds_nobody_ahead_is_taken_however_long_it_takes() -> None:
+    scheduler = timed()
+    assert _reasons(scheduler, job("a", prompt=900)) == [ADMITTED]
+    tick(scheduler)
+    assert scheduler.full_refusal("ann", "b", 1, 0.0) is not None
+
+
+def test_requests_that_come_together_do_not_make_each_other_late() -> None:
+    scheduler = timed()
+    group = [job(name, prompt=90) for name in "abc"]
+    assert [decision.reason for decision in scheduler.submit(group, 0.0)] == [ADMITTED] * 3
+    late = [decision.reason for decision in scheduler.submit([job("d"), job("e")], 0.0)]
+    assert late == [FULL, FULL]
+
+
+def test_beside_streams_a_prompt_takes_its_decode_batches_too() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", new=1000)], 0.0)
+    tick(scheduler)
+    scheduler.submit([job("b", prompt=40)], 0.0)  # 0.4 s, and two batches of 50 ms
+    refused = scheduler.submit([job("c", prompt=60)], 0.0)[0]
+    assert (refused.needed, refused.available) == (750, 500)
+
+
+def test_a_slot_that_has_to_open_first_counts() -> None:
+    scheduler = timed(max_active=1)
+    scheduler.submit([job("a", new=1000)], 0.0)
+    tick(scheduler)
+    refused = scheduler.submit([job("b", prompt=10)], 0.0)[0]
+    assert (refused.budget, refused.available) == ("target_ttft_ms", 0)
+
+
+def test_a_resumed_request_is_never_late() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", prompt=900)], 0.0)
+    assert _reasons(scheduler, job("b", prompt=60, resumed=True)) == [ADMITTED]
+
+
+def test_a_flood_is_late_before_it_is_tokenised() -> None:
+    scheduler = timed()
+    assert scheduler.full_refusal("ann", "b", 1, 0.0) is None
+    scheduler.submit([job("a", prompt=100)], 0.0)
+    refusal = scheduler.full_refusal("ann", "b", 1, 0.0)
+    assert refusal is not None
+    assert refusal.budget == "target_ttft_ms"

@@ -6,10 +6,7 @@ import argparse
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-import msgspec
-
-from treadle_shared.config import NodeConfig
-from treadle_shared.errors import ConfigError
+from treadle_shared.config import NodeConfig, setting_from_text
 
 _PREFIX: Final = "config."
 _HELP: Final = {
@@ -34,6 +31,7 @@ _HELP: Final = {
     "max_prefill_tokens_per_tick": "prompt tokens between two decodes",
     "burst_prefill_tokens_per_tick": "the same while many wait for a first token or stream; 0 for no more",
     "target_itl_ms": "milliseconds between two tokens of a stream that prefill is held to; 0 for none",
+    "target_ttft_ms": "milliseconds to the first token beyond which a request is refused; 0 for none",
     "coalesce_ms": "milliseconds that tokens may wait for one another; 0 for none",
     "tick_depth": "2: ticks are sent while one runs; 1: each waits for the answer before",
     "kv_policy": "reserve: a session's whole KV is set aside; optimistic: sessions may take turns in fewer slots",
@@ -73,20 +71,12 @@ def add_node_flags(parser: argparse.ArgumentParser, wins_over: str = "its TREADL
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:
     """The flags that were given, typed. Raises ConfigError naming the key."""
     given = {key: getattr(args, _PREFIX + key) for key in _hints()}
-    return {key: _typed(key, text) for key, text in given.items() if text is not None}
+    return {key: setting_from_text(key, text) for key, text in given.items() if text is not None}
 
 
 def _hints() -> dict[str, Any]:
     hints = get_type_hints(NodeConfig, include_extras=True)
     return {key: hints[key] for key in NodeConfig.__struct_fields__}
-
-
-def _typed(key: str, text: str) -> Any:
-    try:
-        return msgspec.convert(text, _hints()[key], strict=False)
-    except msgspec.ValidationError as error:
-        problem = str(error)
-        raise ConfigError(key, f"{problem[:1].lower()}{problem[1:]} (given: {text!r})") from None
 
 
 def _metavar(hint: Any) -> str:
