@@ -158,9 +158,10 @@ class Broker:
     # ---- timers
 
     def _on_time(self, now: float) -> None:
-        if self._signals.count and not self._drain.draining:
+        if (self._signals.count or self._signals.orphaned) and not self._drain.draining:
             self.begin_drain(None)
-        if self._signals.count > 1 and not self._drain.forced:
+        deserted = self._signals.orphaned and not self._scheduler.ready  # nobody will start another worker
+        if (self._signals.count > 1 or deserted) and not self._drain.forced:
             self._drain.force(now)
         self._crew.watch(now)
         self._delivery.take(self._scheduler.expire(now), now)

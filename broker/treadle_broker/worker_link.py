@@ -25,7 +25,7 @@ from treadle_shared.ticks import (
 )
 
 _POLLIN = int(zmq.POLLIN)  # operators of enums are slow
-_BURST = 64  # frames read in one turn of the loop: a flood cannot hold it
+_BURST = 64  # after so many frames no message is read in a turn of the loop: a flood cannot hold it
 
 _PATIENCE = 4  # silences; the socket's own clock runs on while this process sleeps, and must not end the connection
 _DOUBT_S = 1.0  # how long after a connection's end the worker's is looked at
@@ -94,7 +94,7 @@ class WorkerLink:
                 identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            left -= max(len(frames), 1)
+            left -= len(frames)
             for message in self._decoded(frames):
                 if self._accepts(identity, message, now):
                     yield message
@@ -160,7 +160,7 @@ class WorkerLink:
 
     def _decoded(self, frames: list[bytes]) -> Iterator[FromWorker]:
         """What a worker sent together, but for what is not the protocol, which is counted."""
-        if not 1 <= len(frames) <= MAX_ANSWERS:
+        if len(frames) > MAX_ANSWERS:
             self.malformed += 1
             return
         for frame in frames:

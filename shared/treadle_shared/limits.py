@@ -18,4 +18,4 @@ MAX_EVENTS = 4096  # messages the broker puts into one frame
 MAX_DEPTH = 8  # nesting of a message; the deepest real one has 6 levels
 MAX_DETAIL = 512  # characters of an explanation
 MAX_TOGETHER = 8  # ticks whose answers leave together; as many more may have been sent behind them
-MAX_ANSWERS = 8 * MAX_TOGETHER  # frames of one message of a worker: both parts of every tick it may have taken
+MAX_ANSWERS = 64  # frames of one message of a worker: four times what a broker lets it hold back

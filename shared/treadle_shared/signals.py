@@ -8,21 +8,30 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+ORPHANED: Final = signal.SIGUSR1
+"""What a node's processes are sent when their supervisor died: nobody will start either of them again. It may come
+more than once.
+"""
+
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Counts SIGTERM and SIGINT in the main thread while it is installed; ``fileno`` becomes readable with each.
+    """Counts SIGTERM and SIGINT in the main thread while it is installed, and notes ORPHANED; ``fileno`` becomes
+    readable with each.
 
-    ``on_second`` is called, with the signal's number and inside the handler, by every one after the first.
+    ``on_second`` is called, with the signal's number and inside the handler, by every SIGTERM and SIGINT after the
+    first.
     """
 
     def __init__(self, on_second: Callable[[int], object] | None = None) -> None:
         self.count = 0
+        self.orphaned = False
         self._on_second = on_second
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._received) for number in _STOPPING}
+        self._before[ORPHANED] = signal.signal(ORPHANED, self._left_alone)
 
     @property
     def asked(self) -> bool:
@@ -52,3 +61,6 @@ class StopSignals:
         self.count += 1
         if self.count > 1 and self._on_second is not None:
             self._on_second(number)
+
+    def _left_alone(self, _number: int, _frame: FrameType | None) -> None:
+        self.orphaned = True

@@ -160,6 +160,32 @@ def test_no_child_outlives_a_killed_supervisor(serve: Serve) -> None:
     wait_for(lambda: not any(is_alive(pid) for pid in pids.values()), "broker and worker end too")
 
 
+def test_what_runs_when_the_supervisor_is_killed_finishes(serve: Serve) -> None:
+    node = serve().wait_ready()
+    pids = node.pids()
+    with node.client() as client:
+        session = client.generate("x", **LONG)
+        pieces = iter(session)
+        next(pieces)
+        node.signal(signal.SIGKILL)
+        assert session.wait(30.0) == "length"
+    wait_for(lambda: not any(is_alive(pid) for pid in pids.values()), "broker and worker end then")
+
+
+def test_nobody_waits_for_a_worker_that_no_supervisor_will_start(serve: Serve) -> None:
+    node = serve(*REFERENCE, "--drain-timeout-s", "3600").wait_ready()
+    pids = node.pids()
+    with node.client() as client:
+        session = client.generate("x", max_tokens=4000, ignore_eos=True)
+        pieces = iter(session)
+        next(pieces)
+        node.signal(signal.SIGSTOP)  # so that it starts no other
+        _kill(pids["worker"])
+        node.signal(signal.SIGKILL)
+        assert session.wait(30.0) == "cancelled"
+    wait_for(lambda: not any(is_alive(pid) for pid in pids.values()), "the broker ends too")
+
+
 def _kill(pid: int) -> None:
     subprocess.run(["kill", "-9", str(pid)], check=True)
 

@@ -13,7 +13,7 @@ from hand_worker import facts
 from treadle_shared.config import NodeConfig, make_config
 from treadle_shared.engine import BatchEngine, DecodeItem, PrefillItem, StepResult
 from treadle_shared.errors import DecodeFailed
-from treadle_shared.limits import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_ANSWERS, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.sampling import SamplingParams
 from treadle_shared.ticks import (
     DecodeRow,
@@ -126,9 +126,11 @@ def serve(*turns: list[ToWorker], early: tuple[ToWorker, ...] = ()) -> tuple[int
     return serving(status, link).run(), link
 
 
-def serving(status: WorkerStatus, link: Any, engine: BatchEngine | None = None) -> Serving:
+def serving(
+    status: WorkerStatus, link: Any, engine: BatchEngine | None = None, config: NodeConfig | None = None
+) -> Serving:
     engine = engine or IdleEngine()
-    config: NodeConfig = make_config({"engine": "reference"})
+    config = config or make_config({"engine": "reference"})
     return Serving(config, ME, OpenEngine(engine, lambda: None, "reference", "cpu", ""), status, link)
 
 
@@ -198,6 +200,26 @@ def test_a_broker_that_takes_no_result_is_left_for_a_new_connection() -> None:
     assert link.reopened == 1
     assert [result.tick_id for result in link.of(TickResult)] == [1]
     assert len(link.of(WorkerHello)) == 2
+
+
+def test_without_a_supervisor_it_stays_for_the_broker_that_it_serves() -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, [welcome()], [tick(1)], [tick(2)], [])
+    link.on_turn = lambda turn: setattr(status, "orphaned", turn == 2)
+    assert serving(status, link).run() == 0
+    assert [result.tick_id for result in link.of(TickResult)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "turns", [[[]], [[welcome()], [WorkerRefused(reason="unknown")]], [[WorkerRefused(reason="busy")]]]
+)
+def test_without_a_supervisor_it_waits_for_no_broker(turns: list[list[ToWorker]]) -> None:
+    status = WorkerStatus()
+    link = ScriptedLink(status, *turns, [welcome("another"), tick(1, "another")], [])
+    link.on_turn = lambda turn: setattr(status, "orphaned", turn == len(turns))
+    assert serving(status, link).run() == 0
+    assert not link.of(TickResult)
+    assert not status.draining, "it left by itself"
 
 
 def test_silence_from_before_the_welcome_does_not_end_it() -> None:
@@ -294,6 +316,17 @@ def test_no_answer_waits_longer_than_it_may_where_the_engine_has_become_slow() -
     assert answers([*ticks, decode(6)], [], [], [], [], engine=StreamingEngine(seconds=0.06)) == [
         [], [], [2, 3], [], [4, 5, 6],
     ]  # fmt: skip
+
+
+def test_no_message_has_more_answers_than_a_broker_takes() -> None:
+    status = WorkerStatus()
+    numbers = range(2, 3 * MAX_ANSWERS)
+    groups: list[list[ToWorker]] = [[decode(first, hold=True), decode(first + 1, hold=True)] for first in numbers[::2]]
+    link = ScriptedLink(status, [welcome(), prefilling(1)], *groups)
+    config: NodeConfig = make_config({"engine": "reference", "coalesce_ms": 250})
+    serving(status, link, StreamingEngine(), config).run()
+    assert MAX_ANSWERS / 2 < max(link.together) <= MAX_ANSWERS
+    assert sum(link.together) == len(link.said)
 
 
 def test_an_answer_does_not_wait_for_moves() -> None:

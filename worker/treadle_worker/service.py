@@ -23,7 +23,10 @@ from treadle_worker.watch import Watch
 
 
 class WorkerService:
-    """One worker process. ``run`` returns its exit code, or raises one of ``START_ERRORS``."""
+    """One worker process. ``run`` returns its exit code, or raises one of ``START_ERRORS``.
+
+    One whose supervisor died stays for the broker that it serves, which drains and needs it, and for no other.
+    """
 
     def __init__(self, config: NodeConfig, directory: RuntimeDir) -> None:
         self._config = config
@@ -62,13 +65,21 @@ class WorkerService:
         self._signals.drain()
 
     def _take_signals(self) -> None:
+        if self._signals.orphaned and not self._status.orphaned:
+            self._log.info("worker_orphaned")
+            self._status.orphaned = True
+            self._look_around()
         if not self._signals.asked or self._status.draining:
             return
         self._log.info("worker_stopping", busy=self._status.tick_started is not None)
         self._watch.stopping()
         self._status.draining = True
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Have the engine's thread see how things stand; it cannot while it loads, and nobody waits for that."""
         self._link.wake()
-        if self._status.offer is None:  # a load cannot be interrupted, and nobody waits for it
+        if self._status.offer is None:
             self._exit = 0
 
     def _keep_time(self, now: float) -> None:

@@ -8,15 +8,16 @@ from collections import deque
 from typing import Final
 
 from treadle_shared.config import NodeConfig
-from treadle_shared.limits import MAX_TOGETHER, PROTOCOL_MAJOR, PROTOCOL_MINOR
+from treadle_shared.limits import MAX_ANSWERS, MAX_TOGETHER, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from treadle_shared.log import get_logger
 from treadle_shared.runner import TickRunner
 from treadle_shared.ticks import Probe, Tick, TickResult, ToWorker, WorkerHello, WorkerRefused, WorkerWelcome
 from treadle_worker.engines import OpenEngine
-from treadle_worker.handshake import EXIT_FAILURE, Handshake
+from treadle_worker.handshake import EXIT_FAILURE, Handshake, Standing
 from treadle_worker.link import BrokerLink
 from treadle_worker.status import WorkerStatus
 
+_PARTS: Final = 2  # answers that a tick has at most
 MAX_OUTSTANDING: Final = 4 * MAX_TOGETHER  # ticks taken and not run; a broker has half of them out
 
 
@@ -69,6 +70,8 @@ class Serving:
         return self._exit or 0
 
     def _is_over(self) -> bool:
+        if self._status.orphaned and self._handshake.standing is Standing.OFFERING:
+            return True
         return self._exit is not None or self._status.draining
 
     # ---- messages
@@ -177,7 +180,8 @@ class Serving:
 
     def _may_wait(self, now: float) -> bool:
         """Whether the answers that are held will leave with the next tick's, and soon."""
-        if not self._ticks or now - self._held_since >= self._config.coalesce_ms / 1000:
+        full = len(self._held) > MAX_ANSWERS - _PARTS
+        if not self._ticks or full or now - self._held_since >= self._config.coalesce_ms / 1000:
             return False
         tick = self._ticks[0]
         return bool(tick.decode) and not (tick.keep or tick.park or tick.release or tick.restore or tick.copy)

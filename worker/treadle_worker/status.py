@@ -15,8 +15,9 @@ class WorkerStatus:
 
     The engine's thread writes ``phase``, ``load``, ``progress`` (ticks finished), ``tick_started`` (monotonic
     seconds; None while idle), ``offer`` (set when ready), ``ignored`` (ticks not taken), ``ended``, and how it ended:
-    ``failure``, or else ``exit_code``. The main thread writes ``draining``. ``unheard`` is set by either when the
-    broker takes no message, and unset by the engine's thread, which sees to it.
+    ``failure``, or else ``exit_code``. The main thread writes ``draining``, and ``orphaned`` when the supervisor has
+    died. ``unheard`` is set by either when the broker takes no message, and unset by the engine's thread, which sees
+    to it.
     """
 
     phase: str = "loading"
@@ -29,6 +30,7 @@ class WorkerStatus:
     failure: BaseException | None = None
     exit_code: int = 0
     draining: bool = False
+    orphaned: bool = False
     unheard: bool = False
     born: float = field(default_factory=time.monotonic)
 

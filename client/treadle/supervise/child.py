@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from treadle_shared.signals import ORPHANED
+
 _TETHER: Final = str(Path(__file__).with_name("_tether.py"))
 _MANAGER_VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # addressed to the supervisor
 
@@ -19,7 +21,7 @@ class Child:
     """Starts a Python module with the node's arguments, again and again; tells of each death once.
 
     ``on_death(name, code)`` is called in a thread of its own. The child has a process group of its own, so that
-    Ctrl-C in a terminal reaches the supervisor alone, and ends when the thread that started it does.
+    Ctrl-C in a terminal reaches the supervisor alone, and is sent ORPHANED when the thread that started it ends.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Child:
     def start(self) -> None:
         """Start it; it must not be running."""
         assert self.pid is None, f"{self.name} is running"
-        tether = [sys.executable, "-I", "-S", _TETHER, str(os.getpid())]
+        tether = [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), str(int(ORPHANED))]
         process = subprocess.Popen(  # noqa: S603  (our own interpreter and modules, no shell)
             [*tether, sys.executable, *self._arguments],
             stdin=subprocess.DEVNULL,
