@@ -196,7 +196,7 @@ class Forbidden(TreadleError):  # noqa: N818
 
 
 _SUMMARY: Final[dict[type[SessionEnded], str]] = {
-    DeadlineExceeded: "its deadline passed",
+    DeadlineExceeded: "its time ran out",
     Cancelled: "cancelled",
     CacheMiss: "its KV cache was lost",
     SessionFailed: "failed",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from treadle.cli import exits
 from treadle.cli.entry import COMMANDS, main, make_parser, one_line
-from treadle.cli.generation import options_of, text_or_stdin
+from treadle.cli.generation import options_of, show, text_or_stdin
 from treadle.cli.node_flags import flags_of
 from treadle.cli.sessions import table
 from treadle.cli.status import describe
@@ -56,6 +58,45 @@ def test_every_key_of_the_configuration_is_a_flag() -> None:
     assert set(flags) == set(NodeConfig.__struct_fields__)
     config = load_config(flags=flags, environ={})
     assert (config.tick_depth, config.threads, config.tick_timeout_s) == (1, 9, 30.0)
+
+
+def test_a_flag_with_few_values_names_them() -> None:
+    args = make_parser().parse_args(["serve", "--kv-type", "q9"])
+    with pytest.raises(ConfigError, match=r"kv_type: must be one of auto, f16, .*\(given: 'q9'\)"):
+        flags_of(args)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("sweep", "may end in"), ("sweep.mp3", "may end in"), ("nowhere/sweep.svg", "no directory")]
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("treadle.cli.sweep.measure_level", None)
+    assert main(["sweep", "--plot", str(tmp_path / name)]) == exits.CONFIG
+    assert why in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("treadle.cli.sweep.measure_level", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    assert main(["sweep", "--plot", "sweep.svg"]) == exits.CONFIG
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("reason", "note"), [("length", "cut after 2 tokens"), ("eog", "")])
+def test_an_answer_that_was_cut_says_so_wherever_it_goes(
+    reason: str, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = mock.MagicMock(finish_reason=reason, tokens=[5, 6], text="two words")
+    session.__iter__.return_value = ["two ", "words"]
+    assert show(session, as_json=False) == "two words"
+    shown = capsys.readouterr()
+    assert shown.out == "two words\n"
+    assert note in shown.err
+    assert bool(note) == bool(shown.err)
 
 
 def test_flags_that_are_not_given_are_absent() -> None:

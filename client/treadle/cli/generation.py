@@ -72,7 +72,7 @@ def show(session: Session, as_json: bool) -> str:
     finally:  # also where it breaks off: what is said of that begins a line of its own
         if not last.endswith("\n"):
             print(flush=True)
-    if session.finish_reason == "length" and sys.stderr.isatty():
+    if session.finish_reason == "length":
         print(f"(cut after {len(session.tokens)} tokens; --max-tokens allows more)", file=sys.stderr)
     return session.text
 

@@ -66,12 +66,12 @@ def phase_of(facts: dict[str, Any] | None) -> tuple[str, float]:
         return "draining", 0.0
     load = facts.get("load")
     phase = facts.get("phase") or ""
-    words = _PHASES.get(phase, phase) or facts.get("reason") or "starting the worker"
+    words = _PHASES.get(phase, phase) or facts.get("reason") or "waiting for the worker"
     return str(words), float(load) if isinstance(load, int | float) else 0.0
 
 
 _PHASES: Final = {
-    "absent": "starting the worker",
+    "absent": "waiting for the worker",
     "loading": "loading the model",
     "testing": "testing the model",
     "ready": "ready",

@@ -16,7 +16,7 @@ import msgspec
 from treadle.cli import exits
 from treadle.cli.node_flags import add_node_flags, flags_of
 from treadle.cli.node_sweep import measure_level
-from treadle.cli.sweep_plot import write_plot
+from treadle.cli.sweep_plot import check_plot, write_plot
 from treadle.supervise import with_model
 from treadle_shared.concurrency import ConcurrencySweep, SweepPlan
 from treadle_shared.config import config_to_toml, load_config
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where no level changed a job's tokens, none missed its cache and none was refused, else 1."""
+    if args.plot is not None:
+        check_plot(args.plot)
     plan = SweepPlan(levels=args.levels, jobs=args.jobs, prompt_tokens=args.prompt_tokens, new_tokens=args.new_tokens)
     settings = flags_of(args) | _settings(plan, args)
     sweep = _in_process(plan, settings) if args.in_process else _on_nodes(plan, settings)

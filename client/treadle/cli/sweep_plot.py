@@ -9,15 +9,26 @@ from treadle_shared.concurrency import ConcurrencySweep
 from treadle_shared.errors import ConfigError
 
 
+def check_plot(file: Path) -> None:
+    """Raise ConfigError where ``file`` cannot become a plot, before anything is measured for it."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise ConfigError("plot", "matplotlib is not installed: pip install matplotlib") from None
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix.lstrip(".").lower() not in formats:
+        raise ConfigError("plot", f"{file}: not a picture's name; it may end in {', '.join(sorted(formats))}")
+    if not file.parent.is_dir():
+        raise ConfigError("plot", f"{file}: there is no directory {file.parent}")
+
+
 def write_plot(sweep: ConcurrencySweep, file: Path) -> None:
     """Throughput, occupancy and ITL over concurrency, the saturation point marked; the format is the file's suffix.
 
-    Raises ConfigError where matplotlib is missing or the file cannot be written.
+    For a file that passed ``check_plot``. Raises ConfigError where it cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("plot", "matplotlib is not installed: pip install 'treadle[bench]'") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 3), layout="constrained")
     panels = figure.subplots(1, 3)
     levels = [level.concurrency for level in sweep.levels]
