@@ -16,6 +16,7 @@ from treadle_broker.session import Job, Session, SessionKey, State
 from treadle_shared.admission import AdmissionDecision, AdmissionReason
 
 _MAX_REMEMBERED_IDS = 4096  # ids whose last epoch is kept; older ones continue above every forgotten epoch
+_SHARE_OF_OTHERS = 0.25  # of the target, that others may always take
 _SHORTEST_TICK_S = 1e-4  # a mean may be nothing where a clock stood still
 
 
@@ -211,15 +212,16 @@ class Admission:
         return None
 
     def _too_late(self, client: str, session_id: str, rows: int, seat: bool, now: float) -> AdmissionDecision | None:
-        """The refusal where the first token would come later than the target because of others; whoever finds a
-        ``seat`` and no prompt ahead is late by its own alone, and taken.
+        """The refusal where the first token would come later than the target because of others. Whoever finds a
+        ``seat`` and no prompt ahead is late by its own alone, and taken; and so is a prompt that would be late by
+        itself, or nearly, if others take no more than a share of the target: or it would never get in.
         """
         target_s = self._roster.budget.target_ttft_ms / 1000
         ahead = self._estimate.rows_ahead() if target_s else 0
         if not target_s or (seat and not ahead):
             return None
-        before_s = self._estimate.after(ahead) + (0.0 if seat else self._next_slot_s())
-        own_s = self._estimate.after(rows)
+        before_s = max(self._estimate.after(ahead), 0.0 if seat else self._next_slot_s())
+        own_s = min(self._estimate.after(rows), (1 - _SHARE_OF_OTHERS) * target_s)
         late_s = before_s + own_s - target_s
         if late_s <= 0:
             return None
@@ -230,14 +232,14 @@ class Admission:
             needed=max(1, ceil(1000 * own_s)),
             available=max(0, floor(1000 * (target_s - before_s))),
             limit=self._roster.budget.target_ttft_ms,
-            retry_after_s=self._retry_when_early(client, late_s, own_s, now),
+            retry_after_s=self._retry_when_early(client, late_s, now),
             message="those ahead of it would let its first token come too late",
         )
 
-    def _retry_when_early(self, client: str, late_s: float, own_s: float, now: float) -> float:
+    def _retry_when_early(self, client: str, late_s: float, now: float) -> float:
         """Those who were refused come back one after the other, as the prompts ahead and then theirs have run."""
         tick_s = max(self._retry.tick_s, _SHORTEST_TICK_S)
-        return round(self._retry.promise(client, [ceil(late_s / tick_s)], own_s / tick_s, now), 3)
+        return round(self._retry.promise(client, [ceil(late_s / tick_s)], self._estimate.typical_s() / tick_s, now), 3)
 
     def _resumes(self, job: Job) -> bool:
         """Whether the job was accepted before; no more can have been than slots and queue hold."""
@@ -280,7 +282,7 @@ class Admission:
     ) -> list[AdmissionDecision]:
         """The same refusal for all; it is time to come back when there is a place for the last of them."""
         retry_after_s = refusal.retry_after_s
-        if retry_after_s is not None:
+        if retry_after_s is not None and refusal.budget != "target_ttft_ms":  # then only the first is waited for
             for job in jobs[spoiler + 1 :]:
                 retry_after_s = self._retry_after(job.client, now)
         decisions = [

@@ -23,9 +23,16 @@ class FirstTokenEstimate:
         self._pace = pace
 
     def rows_ahead(self) -> int:
-        """Prompt rows that run before those of a new request, but for what seated sessions find computed elsewhere."""
-        seated = sum(self._planner.rows_to_run(session) for session in self._roster.prefilling())
-        return seated + self._roster.queue.tokens
+        """Prompt rows that run before those of a new request, but for what sessions that began find computed
+        elsewhere. All of the queue counts, whoever would overtake it.
+        """
+        begun = sum(self._planner.rows_to_run(session) for session in self._roster.prompts_begun())
+        return begun + self._roster.queue.tokens
+
+    def typical_s(self) -> float:
+        """Seconds that a prompt takes which is like those ahead."""
+        prompts = len(self._roster.prompts_begun()) + len(self._roster.queue)
+        return self.after(-(-self.rows_ahead() // max(prompts, 1)))
 
     def rows_of(self, session: Session) -> int:
         """Prompt rows of a session that has not begun, but for what it finds computed elsewhere."""

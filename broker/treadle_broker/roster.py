@@ -122,6 +122,10 @@ class Roster:
         """Seated sessions with prompt rows still to run, first come first."""
         return list(self._prefilling)
 
+    def prompts_begun(self) -> list[Session]:
+        """Sessions that left the queue with prompt rows still to run, seated or waiting for a slot."""
+        return [*self._prefilling, *(session for session in self._returning if session.prefill_left > 0)]
+
     # ---- moving
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -366,3 +367,43 @@ def test_a_flood_is_late_before_it_is_tokenised() -> None:
     refusal = scheduler.full_refusal("ann", "b", 1, 0.0)
     assert refusal is not None
     assert refusal.budget == "target_ttft_ms"
+
+
+def test_a_long_prompt_that_is_refused_makes_nobody_else_wait_longer() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", prompt=60)], 0.0)
+    long, short = (scheduler.submit([job(name, prompt=n)], 0.0)[0] for name, n in (("b", 9000), ("c", 60)))
+    assert long.retry_after_s is not None
+    assert short.retry_after_s is not None
+    assert long.retry_after_s < short.retry_after_s < 3.0
+
+
+def test_a_long_prompt_gets_in_between_short_ones() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", prompt=25)], 0.0)
+    assert _reasons(scheduler, job("b", prompt=900)) == [ADMITTED]
+
+
+def test_a_group_that_comes_too_late_waits_for_its_first() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", prompt=60)], 0.0)
+    alone = timed()
+    alone.submit([job("a", prompt=60)], 0.0)
+    group = scheduler.submit([job("b", prompt=60), job("c", prompt=60)], 0.0)
+    assert [one.retry_after_s for one in group] == [alone.submit([job("b", prompt=60)], 0.0)[0].retry_after_s] * 2
+
+
+def test_a_flood_is_told_to_come_back_a_prompt_apart() -> None:
+    scheduler = timed()
+    scheduler.submit([job("a", prompt=120)], 0.0)
+    refusals = [scheduler.full_refusal(client, "b", 1, 0.0) for client in "xyz"]
+    times = [refusal.retry_after_s or 0.0 for refusal in refusals if refusal is not None]
+    assert len(times) == 3
+    assert all(later - sooner >= 1.2 for sooner, later in itertools.pairwise(times))
+
+
+def test_prompts_that_wait_for_a_turn_are_ahead() -> None:
+    scheduler = timed(kv_policy="optimistic", max_active=8, slots=1)
+    scheduler.submit([job("a", new=500)], 0.0)
+    tick(scheduler)
+    assert _reasons(scheduler, job("b", prompt=90), job("c", prompt=90)) == [ADMITTED, FULL]

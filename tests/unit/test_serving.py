@@ -219,6 +219,7 @@ def test_without_a_supervisor_it_waits_for_no_broker(turns: list[list[ToWorker]]
     link.on_turn = lambda turn: setattr(status, "orphaned", turn == len(turns))
     assert serving(status, link).run() == 0
     assert not link.of(TickResult)
+    assert not link.of(WorkerHello), "it offers itself to nobody any more"
     assert not status.draining, "it left by itself"
 
 

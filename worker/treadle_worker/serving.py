@@ -132,7 +132,7 @@ class Serving:
             # on a new connection the broker sees a newcomer, whatever it still believes
             if self._lost(now, "it takes no messages"):
                 self._link.reopen()
-        if self._handshake.hello_due(now):
+        if self._handshake.hello_due(now) and not self._is_over():
             self._handshake.said_hello(now, self._link.send(self._hello()))
 
     def _lost(self, now: float, why: str) -> bool:
