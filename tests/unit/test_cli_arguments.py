@@ -86,13 +86,16 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("reason", "note"), [("length", "cut after 2 tokens"), ("eog", "")])
-def test_an_answer_that_was_cut_says_so_wherever_it_goes(
-    reason: str, note: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("reason", "flags", "note"),
+    [("length", [], "cut after 2 tokens"), ("length", ["--max-tokens", "2"], ""), ("eog", [], "")],
+)
+def test_an_answer_that_was_cut_says_so_where_nobody_asked_for_it(
+    reason: str, flags: list[str], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = mock.MagicMock(finish_reason=reason, tokens=[5, 6], text="two words")
     session.__iter__.return_value = ["two ", "words"]
-    assert show(session, as_json=False) == "two words"
+    assert show(session, make_parser().parse_args(["generate", "x", *flags])) == "two words"
     shown = capsys.readouterr()
     assert shown.out == "two words\n"
     assert note in shown.err

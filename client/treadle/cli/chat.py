@@ -46,7 +46,7 @@ def _turn(client: Client, history: list[dict[str, str]], line: str, args: argpar
 def _answer(client: Client, history: list[dict[str, str]], line: str, args: argparse.Namespace) -> None:
     history.append({"role": "user", "content": line})
     with client.chat(history, **options_of(args)) as session:
-        history.append({"role": "assistant", "content": show(session, args.json)})
+        history.append({"role": "assistant", "content": show(session, args)})
 
 
 def _read() -> str | None:

@@ -19,5 +19,5 @@ def run(args: argparse.Namespace) -> int:
     """Stream the continuation."""
     prompt = text_or_stdin(args.prompt, "prompt")
     with Client(args.runtime_dir) as client:
-        show(client.generate(prompt, **options_of(args)), args.json)
+        show(client.generate(prompt, **options_of(args)), args)
     return exits.OK

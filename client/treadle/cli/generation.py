@@ -58,9 +58,11 @@ def text_or_stdin(text: str, field: str) -> str:
         raise InvalidRequest(field, f"standard input is not UTF-8 (byte {error.start})") from None
 
 
-def show(session: Session, as_json: bool) -> str:
-    """Print an answer as it comes, or its facts at the end; returns its text."""
-    if as_json:
+def show(session: Session, args: argparse.Namespace) -> str:
+    """Print an answer as it comes, or its facts at the end; returns its text. That it was cut is said on standard
+    error, but for a script that asked for the length.
+    """
+    if args.json:
         text = session.result()
         print(json.dumps(facts_of(session)), flush=True)
         return text
@@ -72,7 +74,7 @@ def show(session: Session, as_json: bool) -> str:
     finally:  # also where it breaks off: what is said of that begins a line of its own
         if not last.endswith("\n"):
             print(flush=True)
-    if session.finish_reason == "length":
+    if session.finish_reason == "length" and (args.max_tokens is None or sys.stderr.isatty()):
         print(f"(cut after {len(session.tokens)} tokens; --max-tokens allows more)", file=sys.stderr)
     return session.text
 
