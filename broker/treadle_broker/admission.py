@@ -104,7 +104,8 @@ class Admission:
         full = None
         if not seat and not self._resumes(job):
             full = self._queue_full(job.client, job.session_id, job.prompt_tokens, now)
-        if full is None and first and not job.resumed:
+        timed = self._roster.budget.target_ttft_ms > 0 and first and not job.resumed
+        if full is None and timed:
             full = self._too_late(job.client, job.session_id, self._estimate.rows_of(session), seat, now)
         if full is not None:
             return full
